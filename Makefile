@@ -1,0 +1,42 @@
+# Each target does all of its own set-up and is quick once that is done.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test test-slow test-gpu check format clean help
+
+help:           ## what there is
+	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  —/'
+
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "python3 (3.11 or newer) is needed; set PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nsr needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Set PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing nsr and what it needs into $(VENV) (once; PyTorch is large, about two minutes) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## the main job: a GNN fails where its null-space residual succeeds (≤ 5 minutes on two cores)
+	@$(BIN)/nsr demo
+
+test: $(READY)  ## the fast tests (≤ 12 minutes on two cores)
+	@$(BIN)/python -m pytest -q
+
+test-slow: $(READY)  ## everything that runs on a CPU
+	@$(BIN)/python -m pytest -q -m "not gpu"
+
+test-gpu: $(READY)  ## what needs a CUDA device
+	@$(BIN)/python -m pytest -q -m gpu
+
+check: $(READY)  ## ruff (lint, format) and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(READY)  ## let ruff put the code in order
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:          ## remove the environment and every cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis outputs

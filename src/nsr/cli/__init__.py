@@ -1,0 +1,32 @@
+"""The ``nsr`` command. One file a command; each loads what it needs only when it is called."""
+
+import sys
+
+import typer
+from rich.console import Console
+
+from nsr.cli.check import check
+
+app = typer.Typer(
+    name="nsr",
+    help="Null-space residuals: see what many-to-one maps lose, give it back, and reproduce the paper.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.command()(check)
+
+
+@app.callback()
+def _root() -> None:
+    """Keep ``nsr`` a group of commands even while it has only one."""
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one red line and exit code 2, not a traceback."""
+    try:
+        app()
+    except ValueError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        sys.exit(2)

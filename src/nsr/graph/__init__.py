@@ -1,0 +1,1 @@
+"""Graph aggregation: the null-space branch for any PyTorch Geometric model."""

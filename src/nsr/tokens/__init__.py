@@ -1,0 +1,1 @@
+"""Token merging: matching rules, the null-space branch, and a timm ViT that merges."""

@@ -134,7 +134,7 @@ class Segment(LinearOperator):
         if value.dim() < 2 or value.shape[-2] != length or (batch and value.shape[:-2] != batch):
             lead = ", ".join(map(str, batch)) if batch else "..."
             raise ValueError(
-                f"{name} has shape {tuple(value.shape)}; expected [{lead}, {length}, D]: {length} {what}, features last."
+                f"{name} has shape {tuple(value.shape)}; expected [{lead}, {length}, D] ({length} {what})."
                 + (" Add a feature axis with x.unsqueeze(-1)." if value.dim() < 2 else "")
             )
         require_same_device(**{name: value, "group": self.group})

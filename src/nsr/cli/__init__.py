@@ -5,6 +5,7 @@ import sys
 import typer
 from rich.console import Console
 
+from nsr.cli import data
 from nsr.cli.check import check
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(check)
+app.add_typer(data.app, name="data")
 
 
 @app.callback()

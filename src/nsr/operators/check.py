@@ -84,7 +84,7 @@ def check(op: LinearOperator, x: Tensor) -> Check:
         lift=lift,
         null_violation=violation,
         residual_share=share,
-        null_rank=op.null_rank(),
+        null_rank=op.null_rank(x),
         passed=max(linearity, lift, violation / scale) <= bound,
     )
 

@@ -5,7 +5,7 @@ from dataclasses import InitVar, dataclass
 import torch
 from torch import Tensor
 
-from nsr.operators.operator import LinearOperator, require_finite, require_real, require_same_device
+from nsr.operators.operator import LinearOperator, full_precision, require_finite, require_real, require_same_device
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,10 @@ class Dense(LinearOperator):
         if validate:
             _validate(self.matrix, self.lifting)
         if self.lifting is None:
-            # fp64: the pseudo-inverse is made once, and its error bounds that of every residual
-            inverse = torch.linalg.pinv(self.matrix.double()).to(self.matrix.dtype)
+            # in fp64, because its error bounds that of every residual; but a singular value is zero to the precision
+            # in which the matrix was given
+            rtol = max(self.matrix.shape[-2:]) * torch.finfo(self.matrix.dtype).eps
+            inverse = torch.linalg.pinv(self.matrix.double(), rtol=rtol).to(self.matrix.dtype)
             object.__setattr__(self, "lifting", inverse)
 
     @property
@@ -47,17 +49,19 @@ class Dense(LinearOperator):
     def apply(self, x: Tensor) -> Tensor:
         """``A x``."""
         _require_rows("x", x, self.matrix)
-        return self.matrix.to(x.dtype) @ x
+        with full_precision(x):
+            return self.matrix.to(x.dtype) @ x
 
     def lift(self, y: Tensor) -> Tensor:
         """``U y``."""
         assert self.lifting is not None
         _require_rows("y", y, self.lifting)
-        return self.lifting.to(y.dtype) @ y
+        with full_precision(y):
+            return self.lifting.to(y.dtype) @ y
 
-    def null_rank(self) -> int:
+    def null_rank(self, like: Tensor | None = None) -> int:
         """Members less the rank of ``A``; summed over a batch."""
-        rank = torch.linalg.matrix_rank(self.matrix.double())
+        rank = torch.linalg.matrix_rank(self.matrix)
         return int((self.matrix.shape[-1] - rank).sum())
 
 

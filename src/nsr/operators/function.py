@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsr.operators.operator import LinearOperator, require_real
+from nsr.operators.operator import LinearOperator, full_precision, require_real
 
 Linear = Callable[[Tensor], Tensor]
 
@@ -64,26 +64,31 @@ class Function(LinearOperator):
         """``fn(x)``."""
         return self._unrows(x, self._apply_rows(self._rows(x)))
 
-    @torch.compiler.disable
     def lift(self, y: Tensor) -> Tensor:
-        """``A^T (A A^T)^{-1} y``."""
+        """``A^T (A A^T)^{-1} y`` for a ``y`` in the range of ``A``."""
         require_real("y", y)
-        rows = self._rows_of_output(y)
-        return self._adjoint(self._solve(rows), y).reshape(*y.shape[: y.dim() - self._out_dim(y)], *self.in_shape)
+        shape = self._out_shape(y)
+        if y.shape[y.dim() - len(shape) :] != shape:
+            raise ValueError(f"y has shape {tuple(y.shape)}; expected [..., {', '.join(map(str, shape))}].")
+        with torch.set_grad_enabled(self._takes_gradient(y)):
+            x = self._adjoint(self._solve(y.reshape(-1, *shape)))
+        return x.reshape(*y.shape[: y.dim() - len(shape)], *self.in_shape)
 
-    @torch.compiler.disable
     def residual(self, x: Tensor) -> Tensor:
         """``x - A^T (A A^T)^{-1} A x``."""
         rows = self._rows(x)
-        z = rows - self._adjoint(self._solve(self._apply_rows(rows)), x)
+        with torch.set_grad_enabled(self._takes_gradient(x)):
+            z = rows - self._adjoint(self._solve(self._apply_rows(rows)))
         return z.reshape(x.shape)
 
-    def null_rank(self) -> int | None:
+    def null_rank(self, like: Tensor | None = None) -> int | None:
         """Known where the matrix is small enough to write down (at most 4,096 inputs)."""
         n = math.prod(self.in_shape)
         if n > 4096:
             return None
-        columns = self._apply_rows(torch.eye(n, dtype=torch.float64).reshape(n, *self.in_shape)).reshape(n, -1)
+        identity = torch.eye(n) if like is None else torch.eye(n, dtype=like.dtype, device=like.device)
+        with torch.no_grad():
+            columns = self._apply_rows(identity.reshape(n, *self.in_shape)).reshape(n, -1)
         return n - int(torch.linalg.matrix_rank(columns))
 
     # -- rows: [..., D, *in_shape] <-> [M, *in_shape] ------------------------------------------------------------
@@ -99,7 +104,8 @@ class Function(LinearOperator):
         return rows.reshape(*x.shape[: x.dim() - len(self.in_shape)], *rows.shape[1:])
 
     def _apply_rows(self, rows: Tensor) -> Tensor:
-        out = self.fn(rows)
+        with full_precision(rows):
+            out = self.fn(rows)
         if not isinstance(out, Tensor) or out.dim() < 2 or out.shape[0] != rows.shape[0]:
             given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(
@@ -108,26 +114,22 @@ class Function(LinearOperator):
             )
         return out
 
-    def _rows_of_output(self, y: Tensor) -> Tensor:
-        shape = self._out_shape(y)
-        if y.shape[y.dim() - len(shape) :] != shape:
-            raise ValueError(f"y has shape {tuple(y.shape)}; expected [..., {', '.join(map(str, shape))}].")
-        return y.reshape(-1, *shape)
-
     def _out_shape(self, like: Tensor) -> tuple[int, ...]:
-        with torch.no_grad():
-            return tuple(self._apply_rows(like.new_zeros(1, *self.in_shape)).shape[1:])
+        return tuple(self._apply_rows(like.new_zeros(1, *self.in_shape)).shape[1:])
 
-    def _out_dim(self, like: Tensor) -> int:
-        return len(self._out_shape(like))
+    def _takes_gradient(self, value: Tensor) -> bool:
+        """Whether a graph is wanted: for ``value`` itself, or for a parameter that ``fn`` holds."""
+        if not torch.is_grad_enabled():
+            return False
+        return value.requires_grad or self._apply_rows(value.new_zeros(1, *self.in_shape)).requires_grad
 
     # -- the solve -----------------------------------------------------------------------------------------------
 
-    def _adjoint(self, w: Tensor, like: Tensor) -> Tensor:
+    def _adjoint(self, w: Tensor) -> Tensor:
         """``A^T w``, differentiable in ``w`` and in the parameters of ``fn``; being linear, ``fn`` has one Jacobian."""
         recorded = torch.is_grad_enabled()
         with torch.enable_grad():
-            point = torch.zeros(w.shape[0], *self.in_shape, dtype=like.dtype, device=like.device, requires_grad=True)
+            point = w.new_zeros(w.shape[0], *self.in_shape).requires_grad_()
             out = self._apply_rows(point)
             if out.grad_fn is None:
                 raise ValueError("fn returned a tensor without a gradient; it must be differentiable torch code.")
@@ -136,7 +138,7 @@ class Function(LinearOperator):
     def _gram(self, w: Tensor) -> Tensor:
         """``A A^T w`` without a graph."""
         with torch.no_grad():
-            return self._apply_rows(self._adjoint(w, w))
+            return self._apply_rows(self._adjoint(w))
 
     def _solve(self, y: Tensor) -> Tensor:
         """``w`` with ``A A^T w = y``, differentiable by one refinement step through the recorded operator.
@@ -146,7 +148,7 @@ class Function(LinearOperator):
         """
         with torch.no_grad():
             start = _conjugate_gradient(self._gram, y.detach(), self._tolerance(y), self.max_iterations)
-        correction = y - self._apply_rows(self._adjoint(start, start))
+        correction = y - self._apply_rows(self._adjoint(start))
         return start + _ImplicitSolve.apply(correction, self._gram, self._tolerance(y), self.max_iterations)
 
     def _tolerance(self, y: Tensor) -> float:

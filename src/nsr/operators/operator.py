@@ -34,9 +34,18 @@ class LinearOperator(ABC):
         """``(I - U A) x``: the part of ``x`` that ``apply`` cannot see."""
         return x - self.lift(self.apply(x))
 
-    def null_rank(self) -> int | None:
-        """Dimension of the null space of one feature channel, or ``None`` where it is not known."""
+    def null_rank(self, like: Tensor | None = None) -> int | None:
+        """Dimension of the null space of one feature channel, or ``None`` where it is not known.
+
+        Args:
+            like: An input, for its dtype and device, where the operator holds no tensor to take them from.
+        """
         return None
+
+
+def full_precision(x: Tensor) -> torch.autocast:
+    """Switch autocast off: a projection in half precision is none, whatever the surrounding model computes in."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def require_real(name: str, value: Tensor) -> None:

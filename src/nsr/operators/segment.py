@@ -115,7 +115,7 @@ class Segment(LinearOperator):
             validate=False,
         )
 
-    def null_rank(self) -> int:
+    def null_rank(self, like: Tensor | None = None) -> int:
         """Members less the groups that any member reaches; summed over a batch."""
         reached = self._sum((self.weight != 0).to(torch.float32).unsqueeze(-1)).squeeze(-1) > 0
         return self.group.numel() - int(reached.sum())

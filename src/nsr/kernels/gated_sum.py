@@ -1,0 +1,205 @@
+"""The gated residual sum: everything of a graph branch that happens per member, as one operator.
+
+::
+
+    source tables [S, D]          target tables [T, D]
+      m = W h                       u   direction of the row, c = Wz u its image in the gate
+      a = (Ws + Wz W) h             b = Wd h + b1
+         │                            │
+         └──── member i: s -> v ──────┘
+                 z = m_s - t u_v                              residual
+                 g = sigmoid(W2 GELU(a_s + b_v - t c_v) + b2)   gate; a_s + b_v - t c_v = W1 [h_s; h_v; z] + b1
+                      │
+         K_v^{-1/2} sum_i g ⊙ z                  -> [T, D]
+
+No ``[E, D]`` tensor is ever stored, in neither direction: per-member values are computed where they are summed, and
+again in the backward pass.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsr.kernels import gated_sum_plain
+from nsr.kernels.paths import Precision, choose
+
+
+def gated_residual_sum(
+    messages: Tensor,
+    source_gate: Tensor,
+    target_gate: Tensor,
+    mean: Tensor,
+    mean_gate: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    source: Tensor,
+    target: Tensor,
+    coefficient: Tensor,
+    *,
+    fused: bool | None = None,
+    precision: Precision | None = None,
+    deterministic: bool | None = None,
+) -> Tensor:
+    r"""Sum the gated residuals of the members of each row.
+
+    .. math::
+        r_v = K_v^{-1/2} \sum_{i \in v}
+              \sigma\Big(W_2\,\mathrm{GELU}\big(a_{s(i)} + b_v - \textstyle\sum_h t_{ih} c_{vh}\big) + b_2\Big)
+              \odot \big(m_{s(i)} - t_i u_v\big),
+
+    with :math:`t_i` spread over the ``D / H`` channels of each head, :math:`K_v` the number of members of ``v``, and
+    0 for a row without members. Gradients reach every floating-point argument, ``coefficient`` included.
+
+    All floating-point arguments may carry a leading replica axis ``[R, ...]`` but ``coefficient``: the graph is shared.
+    ``torch.func.vmap`` over them does the same. Residual, product and sum are computed in fp32 whatever the input
+    (fp64 for fp64 input), and so is the result; only the ``D x D`` product may be narrower.
+
+    Args:
+        messages: ``m``, source side.
+        source_gate: ``a``, the source's share of the gate's hidden layer.
+        target_gate: ``b``, the target's share.
+        mean: ``u``, the direction that the aggregation keeps, see :func:`segment_direction`; zeros turn the residual
+            into the message itself.
+        mean_gate: ``c``, the direction's share of the hidden layer, one a head.
+        weight: ``W2``, ``[out, in]``.
+        bias: ``b2``.
+        source: Source of each member.
+        target: Row of each member, in any order.
+        coefficient: ``t``.
+        fused: Force the fused kernels (``True``) or the plain path (``False``); chosen by :func:`path_for` if ``None``.
+        precision: Of the ``D x D`` product inside the fused kernels: ``"fp32"``, ``"tf32"`` or ``"bf16"``. By default
+            what ``torch.set_float32_matmul_precision`` says, and bf16 under bf16 autocast.
+        deterministic: Sum the gradients of the source tables in a fixed order. By default what
+            ``torch.use_deterministic_algorithms`` says.
+
+    Shapes:
+        ``messages``, ``source_gate`` ``[S, D]``; ``target_gate``, ``mean`` ``[T, D]``; ``mean_gate`` ``[T, H, D]``;
+        ``weight`` ``[D, D]``; ``bias`` ``[D]``; ``source``, ``target`` ``[E]``; ``coefficient`` ``[E, H]``;
+        the result ``[T, D]``.
+    """
+    path = choose(messages, coefficient, fused, precision, deterministic)
+    tables = (messages, source_gate, target_gate, mean, mean_gate, weight, bias)
+    _validate(*tables, source, target, coefficient)
+    wide = torch.float64 if any(x.dtype == torch.float64 for x in (*tables, coefficient)) else torch.float32
+    single = messages.dim() == 2
+    lifted = [(x.unsqueeze(0) if single else x).to(wide).contiguous() for x in tables]
+    out = _forward(
+        *lifted, source, target, coefficient.to(wide).contiguous(), path.fused, path.precision, path.deterministic
+    )
+    return out.squeeze(0) if single else out
+
+
+@torch.library.custom_op("nsr::gated_residual_sum", mutates_args=())
+def _forward(
+    messages: Tensor,
+    source_gate: Tensor,
+    target_gate: Tensor,
+    mean: Tensor,
+    mean_gate: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    source: Tensor,
+    target: Tensor,
+    coefficient: Tensor,
+    fused: bool,
+    precision: str,
+    deterministic: bool,
+) -> Tensor:
+    with torch.autocast(messages.device.type, enabled=False):
+        return gated_sum_plain.forward(
+            messages, source_gate, target_gate, mean, mean_gate, weight, bias, source, target, coefficient
+        )
+
+
+@torch.library.custom_op("nsr::gated_residual_sum_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    messages: Tensor,
+    source_gate: Tensor,
+    target_gate: Tensor,
+    mean: Tensor,
+    mean_gate: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    source: Tensor,
+    target: Tensor,
+    coefficient: Tensor,
+    fused: bool,
+    precision: str,
+    deterministic: bool,
+    needs_coefficient: bool,
+) -> list[Tensor]:
+    tables = (messages, source_gate, target_gate, mean, mean_gate, weight, bias)
+    with torch.autocast(messages.device.type, enabled=False):
+        grads = gated_sum_plain.backward(grad, *tables, source, target, coefficient, needs_coefficient)
+    return [g for g in grads if g is not None]
+
+
+@_forward.register_fake
+def _(messages: Tensor, source_gate: Tensor, target_gate: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(target_gate)
+
+
+@_backward.register_fake
+def _(grad: Tensor, *args: Any) -> list[Tensor]:
+    tables, coefficient, needs_coefficient = args[:7], args[9], args[-1]
+    return [torch.empty_like(x) for x in (*tables, *([coefficient] if needs_coefficient else []))]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:10])
+    ctx.options = inputs[10:]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    needs_coefficient = ctx.needs_input_grad[9]
+    grads = _backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options, needs_coefficient)
+    return (*grads[:7], None, None, grads[7] if needs_coefficient else None, None, None, None)
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _validate(
+    messages: Tensor,
+    source_gate: Tensor,
+    target_gate: Tensor,
+    mean: Tensor,
+    mean_gate: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    source: Tensor,
+    target: Tensor,
+    coefficient: Tensor,
+) -> None:
+    """Shapes only: values (an index out of range) cost a synchronisation and are the caller's."""
+    if messages.dim() not in (2, 3):
+        raise ValueError(f"messages has shape {tuple(messages.shape)}; expected [S, D] or [R, S, D].")
+    *lead, sources, width = messages.shape
+    targets = target_gate.shape[-2] if target_gate.dim() >= 2 else 0
+    if coefficient.dim() != 2 or coefficient.shape[1] < 1 or width % coefficient.shape[1]:
+        raise ValueError(
+            f"coefficient has shape {tuple(coefficient.shape)}; expected [E, H] with H a divisor of the width {width}. "
+            "Give one coefficient a member as coefficient.unsqueeze(1)."
+        )
+    members, heads = coefficient.shape
+    expected = {
+        "source_gate": (source_gate, (*lead, sources, width)),
+        "target_gate": (target_gate, (*lead, targets, width)),
+        "mean": (mean, (*lead, targets, width)),
+        "mean_gate": (mean_gate, (*lead, targets, heads, width)),
+        "weight": (weight, (*lead, width, width)),
+        "bias": (bias, (*lead, width)),
+        "source": (source, (members,)),
+        "target": (target, (members,)),
+    }
+    for name, (value, shape) in expected.items():
+        if tuple(value.shape) != shape:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}; expected {shape} beside messages {tuple(messages.shape)} and "
+                f"coefficient {tuple(coefficient.shape)}."
+            )
+    for name, index in (("source", source), ("target", target)):
+        if index.dtype != torch.int64:
+            raise ValueError(f"{name} is {index.dtype}; expected int64. Convert it with .long().")

@@ -26,17 +26,20 @@ def check(
     group = torch.arange(1000) % 100
     pool = torch.nn.AvgPool2d(3, stride=2)
     examples = [
-        ("weighted sum over 100 groups", nsr.Segment(group, torch.randn(1000), 100), torch.randn(1000, 32)),
-        ("mean over 100 groups", nsr.Segment(group, torch.full((1000,), 0.1), 100, "copy"), torch.randn(1000, 32)),
-        ("a 20 × 50 matrix", nsr.Dense(torch.randn(20, 50)), torch.randn(50, 32)),
-        ("3 × 3 average pooling, stride 2", nsr.Function(pool, (31, 31)), torch.randn(32, 31, 31)),
+        ("weighted sum", nsr.Segment(group, torch.randn(1000), 100), torch.randn(1000, 32)),
+        ("group mean", nsr.Segment(group, torch.full((1000,), 0.1), 100, "copy"), torch.randn(1000, 32)),
+        ("20 × 50 matrix", nsr.Dense(torch.randn(20, 50)), torch.randn(50, 32)),
+        ("3 × 3 pooling", nsr.Function(pool, (31, 31)), torch.randn(32, 31, 31)),
     ]
     results = [(name, nsr.check(op, x)) for name, op, x in examples]
     if as_json:
         typer.echo(json.dumps([{"name": name, **asdict(result)} for name, result in results], indent=2))
     else:
-        table = Table(title="x = UAx + Z,   AZ = 0", caption="Z is what the map makes invisible; |Z|/|X| is its share.")
-        for heading in ("map", "operator", "linear", "AUA = A", "|AZ|∞", "|Z|/|X|", "null space", ""):
+        table = Table(
+            title="x = UAx + Z,   AZ = 0",
+            caption="Z is what the map makes invisible, |Z|/|X| its share, rank the dimension it lives in.",
+        )
+        for heading in ("map", "operator", "linear", "AUA = A", "|AZ|∞", "|Z|/|X|", "rank", ""):
             table.add_column(heading)
         for name, r in results:
             rank = "unknown" if r.null_rank is None else f"{r.null_rank:,}"

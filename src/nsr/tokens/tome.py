@@ -1,0 +1,93 @@
+"""ToMe: in every block, alternate tokens choose their most similar partner and the ``r`` best choices merge."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from nsr.tokens.matching import cosine, descending, size_plan, unit
+from nsr.tokens.plan import MergePlan
+from nsr.tokens.rule import MergeRule, require_count, require_unpadded
+
+
+@dataclass(frozen=True)
+class ToMe(MergeRule):
+    """Token Merging with ``r`` tokens removed a block, as far as there are tokens to remove.
+
+    Args:
+        r: Tokens removed in each block; ``min(r, P // 2)`` where ``P`` patch tokens are left.
+        proportional: Weigh keys by their size in attention.
+    """
+
+    r: int
+    proportional: bool = True
+
+    where: ClassVar[Literal["after_attention"]] = "after_attention"
+    metric: ClassVar[Literal["keys"]] = "keys"
+
+    def __post_init__(self) -> None:
+        require_count("r", self.r, 0)
+
+    def merge_count(self, layer: int, num_patches: int, depth: int) -> int:
+        """``min(r, P // 2)``."""
+        return tome_merge_count(num_patches, self.r)
+
+    def plan(
+        self,
+        metric: Tensor,
+        *,
+        layer: int,
+        depth: int,
+        size: Tensor | None = None,
+        num_prefix: int = 1,
+        valid: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> MergePlan | None:
+        """See :func:`tome_plan`."""
+        require_unpadded("ToMe", valid)
+        return tome_plan(metric, self.r, size=size, num_prefix=num_prefix)
+
+
+def tome_merge_count(num_patches: int, r: int) -> int:
+    """Tokens that ToMe removes from ``num_patches``."""
+    return min(r, num_patches // 2)
+
+
+def tome_plan(metric: Tensor, r: int, *, size: Tensor | None = None, num_prefix: int = 1) -> MergePlan | None:
+    r"""Bipartite soft matching by position.
+
+    A are the tokens at even positions, B those at odd ones. Each a takes its best b by cosine; the ``r`` most similar
+    a merge into their b, with weights :math:`t_i = s_i / \sum s`. New order: prefix, unmerged A by position, all of B.
+
+    A prefix of several tokens (distillation, registers) counts as one position, so patches fall into A and B as they
+    do behind a single CLS token, and the prefix stays in front. Without a prefix the first patch is at position 0.
+
+    Args:
+        metric: What is compared, ``[B, N, D]``.
+        r: Tokens to remove, at most ``P // 2``.
+        size: Original patches each token stands for, ``[B, N]``; all 1 if not given.
+        num_prefix: Leading tokens that never merge.
+
+    Returns:
+        The plan, or ``None`` where ``r`` or ``P // 2`` is 0.
+    """
+    batch, length, _ = metric.shape
+    r = tome_merge_count(length - num_prefix, r)
+    if r == 0:
+        return None
+    position = torch.arange(length, device=metric.device)
+    at_a = position[num_prefix + (num_prefix > 0) :: 2]
+    at_b = position[num_prefix + (num_prefix == 0) :: 2]
+    features = unit(metric.detach())
+    best, partner = cosine(features[:, at_a], features[:, at_b]).max(dim=-1)  # shape: [B, A]
+
+    merges = torch.zeros_like(best, dtype=torch.bool).scatter(1, descending(best)[:, :r], True)
+    first_b = num_prefix + at_a.shape[0] - r
+    group_a = torch.where(merges, first_b + partner, num_prefix - 1 + (~merges).long().cumsum(1))
+    group_b = first_b + torch.arange(at_b.shape[0], device=metric.device)
+    group = torch.cat([position[:num_prefix].expand(batch, -1), group_a, group_b.expand(batch, -1)], dim=1)
+    # from the order (prefix, A, B) back to positions
+    place = torch.cat([position[:num_prefix], at_a, at_b]).expand(batch, -1)
+    group = torch.zeros_like(group).scatter(1, place, group)
+    return size_plan(group, length - r, max_merged=2 * r, size=size)

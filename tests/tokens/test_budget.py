@@ -161,7 +161,7 @@ def test_nothing_merged_costs_nothing_more():
 
 
 def test_mpm_merges_before_its_block():
-    """One pair before block 0 of a two-token, one-block model leaves N = 2 with the class token for all of the block."""
+    """One pair before block 0 of a two-token, one-block model leaves N = 2 for all of that block."""
     shape = ViTShape((2, 1), 7, dim=8, depth=1, heads=2, patch=4)
     merges = budget.mpm_events(shape, [0], [1])
     embed, matching, block, head = 2 * 48 * 8, 2 * 2 * 8 + 2 * 3 * 8, 12 * 2 * 64 + 2 * 4 * 8, 2 * 8 * 7

@@ -7,8 +7,8 @@ Two countings, never mixed:
 * *as executed*: the products that this implementation really runs (the write-back is a gather and costs nothing), equal
   to what ``torch.utils.flop_counter`` measures on the model. See :mod:`nsr.tokens.executed`.
 
-Letters: ``N`` tokens with the class token, ``P = N - 1`` patch tokens, ``N0`` original patches, ``d`` width, ``d_h`` head
-width, ``R`` code width (64), ``M`` members and ``G`` groups that NSR sees at a merge event.
+Letters: ``N`` tokens with the class token, ``P = N - 1`` patch tokens, ``N0`` original patches, ``d`` width, ``d_h``
+head width, ``R`` code width (64), ``M`` members and ``G`` groups that NSR sees at a merge event.
 """
 
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ def tome_events(shape: ViTShape, r: int) -> list[MergeEvent]:
 
 
 def pitome_events(shape: ViTShape, keep: Fraction) -> list[MergeEvent]:
-    """PiToMe merges ``floor(P (1 - keep))`` after each attention; the second half of the blocks protects isolated tokens."""
+    """PiToMe merges ``floor(P (1 - keep))`` after every attention; in the second half only tokens of dense clusters."""
     keep = keep_ratio(keep)
     events = []
     patches = shape.patches
@@ -118,7 +118,7 @@ def mpm_events(shape: ViTShape, blocks: Sequence[int], pairs: Sequence[int]) -> 
     for block, merged in zip(blocks, pairs, strict=True):
         if not 0 <= merged <= patches // 2:
             raise ValueError(
-                f"{merged} pairs at block {block}: {patches} patch tokens are left there, so between 0 and {patches // 2}."
+                f"{merged} pairs at block {block}: {patches} patch tokens are left there, so 0 to {patches // 2} pairs."
             )
         matching = patches**2 * shape.dim
         events.append(MergeEvent(block, True, patches + 1, merged, merged, 2 * merged, matching))
@@ -141,7 +141,7 @@ def mpm_schedule(blocks: Sequence[int], depth: int) -> None:
     for block in blocks:
         if not 0 <= block < depth:
             raise ValueError(
-                f"MPM's schedule names block {block}, but a model of {depth} blocks has 0 to {depth - 1} (counted from 0)."
+                f"MPM's schedule names block {block}, but a model of {depth} blocks has blocks 0 to {depth - 1}."
             )
 
 
@@ -163,7 +163,7 @@ def backbone_flops(shape: ViTShape, events: Sequence[MergeEvent]) -> int:
 
 
 def nsr_flops(shape: ViTShape, events: Sequence[MergeEvent]) -> int:
-    """What NSR adds in the paper's convention: encode, gate, feature decoder, dense write-back; spatial decoder once."""
+    """What NSR adds in the paper's convention: encoder, gate, feature decoder, write-back; one spatial decoder."""
     if not events:
         return 0
     d = shape.dim

@@ -1,0 +1,127 @@
+"""The timm ViT as merging sees it: which models can be served, and the pieces their blocks are run by.
+
+This is the only file that knows timm's insides. A block that merges nothing is called whole; one that merges is run
+through its own sub-modules, so LayerScale, DropPath, q/k norms, gates and dropout stay what the model has.
+"""
+
+import torch
+from timm.layers import Attention, PatchDropout, PatchEmbed
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from nsr.tokens.attention import biased_attention
+
+
+def require_plain_vit(backbone: nn.Module) -> VisionTransformer:
+    """The backbone itself, if every block of it can merge.
+
+    Raises:
+        ValueError: Names the part that cannot be served, and why.
+    """
+    name = type(backbone).__name__
+    if not isinstance(backbone, VisionTransformer):
+        raise ValueError(f"{name} cannot merge tokens: {_why_not(backbone)} Use a plain timm ViT (ViT, DeiT, DINOv2).")
+    if isinstance(backbone.patch_drop, PatchDropout) and backbone.patch_drop.prob > 0:
+        raise ValueError(
+            f"{name} drops patches while training (patch_drop_rate={backbone.patch_drop.prob}), so its grid cannot be "
+            "restored. Create it with patch_drop_rate=0."
+        )
+    if type(backbone.patch_embed) is not PatchEmbed:
+        raise ValueError(
+            f"{name} embeds its patches with {type(backbone.patch_embed).__name__}; merging needs timm's plain "
+            "PatchEmbed, one token for each cell of a grid."
+        )
+    for index, block in enumerate(backbone.blocks):
+        if type(block) is not Block:
+            raise ValueError(
+                f"Block {index} of {name} is a {type(block).__name__}; merging happens between attention and MLP of a "
+                "plain pre-norm timm Block, which this is not."
+            )
+        if type(block.attn) is not Attention:
+            raise ValueError(
+                f"Block {index} of {name} attends with {type(block.attn).__name__}; merging needs timm's plain "
+                "Attention, whose softmax takes one bias a key."
+            )
+    return backbone
+
+
+def _why_not(backbone: nn.Module) -> str:
+    if any("rope" in name.rsplit(".", 1)[-1] for name, _ in backbone.named_modules()) or hasattr(backbone, "rope"):
+        return "its rotary position tables are made for the unmerged tokens of a full grid."
+    if any("Window" in type(module).__name__ or hasattr(module, "window_size") for module in backbone.modules()):
+        return "its attention windows need every token of the grid in its place."
+    return "it is not a timm VisionTransformer."
+
+
+def grid_of(backbone: VisionTransformer, image: Tensor) -> tuple[int, int]:
+    """The patch grid of a batch of images.
+
+    Raises:
+        ValueError: The images do not fit the backbone.
+    """
+    if image.dim() != 4:
+        raise ValueError(f"Images must have shape [B, C, H, W], got {tuple(image.shape)}.")
+    embed = backbone.patch_embed
+    size, patch = (image.shape[2], image.shape[3]), embed.patch_size
+    if embed.strict_img_size and size != tuple(embed.img_size):
+        raise ValueError(
+            f"The images are {_text(size)}, the backbone takes {_text(embed.img_size)}. Resize them, or give MergedViT "
+            f"img_size={_nearest(size, patch)} (its position embeddings are resized once), or create the backbone "
+            "with dynamic_img_size=True."
+        )
+    if not embed.dynamic_img_pad and (size[0] % patch[0] or size[1] % patch[1]):
+        raise ValueError(
+            f"The images are {_text(size)}, no multiple of the patch {_text(patch)}. Resize or pad them, for example "
+            f"to {_text(_nearest(size, patch))}, or create the backbone with dynamic_img_pad=True."
+        )
+    return embed.dynamic_feat_size(size)
+
+
+def resize(backbone: VisionTransformer, img_size: int | tuple[int, int]) -> None:
+    """Make the backbone take images of another size; position embeddings are resized bicubically, once."""
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    patch = backbone.patch_embed.patch_size
+    if size[0] % patch[0] or size[1] % patch[1] or min(size) < 1:
+        raise ValueError(
+            f"img_size {_text(size)} is no multiple of the patch {_text(patch)}; {_text(_nearest(size, patch))} is."
+        )
+    backbone.set_input_size(img_size=size)
+
+
+def embed(backbone: VisionTransformer, image: Tensor) -> Tensor:
+    """Everything before the blocks: ``[B, C, H, W] -> [B, prefix + N0, D]``."""
+    x = backbone._pos_embed(backbone.patch_embed(image))
+    return backbone.norm_pre(x)
+
+
+def attention_half(block: Block, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """``x + attn(norm1(x))`` with a bias for every key, and the keys: ``[B, N, D]`` and ``[B, H, N, d_h]``."""
+    assert isinstance(block.attn, Attention)
+    out, keys = _attend(block.attn, block.norm1(x), bias)
+    return x + block.drop_path1(block.ls1(out)), keys
+
+
+def mlp_half(block: Block, x: Tensor) -> Tensor:
+    """``x + mlp(norm2(x))``."""
+    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+
+
+def _attend(attn: Attention, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    batch, tokens, _ = x.shape
+    qkv = attn.qkv(x).reshape(batch, tokens, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
+    q, k, v = qkv.unbind(0)  # shape: [B, H, N, d_h]
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    out = biased_attention(q, k, v, bias, attn.attn_drop.p if attn.training else 0.0)
+    out = attn.norm(out.transpose(1, 2).reshape(batch, tokens, -1))
+    gate = getattr(attn, "gate", None)  # only recent versions of timm have gated attention
+    if gate is not None:
+        out = out * torch.sigmoid(gate(x))
+    return attn.proj_drop(attn.proj(out)), k
+
+
+def _nearest(size: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(max(1, round(s / p)) * p for s, p in zip(size, patch, strict=True))
+
+
+def _text(size: tuple[int, ...]) -> str:
+    return " × ".join(map(str, size))

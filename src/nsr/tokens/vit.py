@@ -1,0 +1,264 @@
+"""A timm ViT whose blocks merge tokens, with a null-space branch at every merge.
+
+::
+
+    image ── embed ── [ block 0 ] ── [ block 1 ] ── … ── norm ── unmerge ── (+) ──> features [B, prefix + N0, D]
+                          │               │                                  │
+                     merge event     merge event           spatial codes S ──┘ W_sp
+                     x, size, which token covers which patch, S: one value, handed from block to block
+
+Nothing is left on the modules between calls, so activation checkpointing, ``torch.compile`` and export see a pure
+function of the image.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from timm.models._features import feature_take_indices
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from nsr.tokens import host
+from nsr.tokens.attention import key_bias
+from nsr.tokens.branch import SpatialDecoder, TokenBranch, TokenResidual, write_back
+from nsr.tokens.plan import MergePlan
+from nsr.tokens.rule import MergeRule
+
+Observer = Callable[[int, Tensor, MergePlan], None]
+
+
+class TokenState(NamedTuple):
+    """What travels from block to block.
+
+    Attributes:
+        x: Tokens, ``[B, N, D]``, prefix first.
+        size: Patches each token stands for, ``[B, N]``; ``None`` while all are 1.
+        valid: Which tokens are real, ``[B, N]``; ``None`` while all are.
+        token_of_patch: The token that covers each patch, ``[B, N0]``; ``None`` while nothing has merged.
+        codes: Spatial codes, ``[B, N0, R]``; ``None`` while there are none.
+    """
+
+    x: Tensor
+    size: Tensor | None = None
+    valid: Tensor | None = None
+    token_of_patch: Tensor | None = None
+    codes: Tensor | None = None
+
+
+class MergedViT(nn.Module):
+    """A plain timm ViT that merges tokens and restores the grid at its end.
+
+    Without a merger, or where nothing merges, its output is the backbone's to the bit; with an untrained residual it is
+    that of the merged ViT without one. ``forward`` classifies with the backbone's own head.
+
+    Args:
+        backbone: A timm ``VisionTransformer`` (ViT, DeiT, DeiT-III, DINOv2, …). It is used, not copied.
+        merger: The matching rule; ``None`` merges nothing.
+        residual: Settings of the null-space branch; ``None`` for the merged ViT alone.
+        img_size: Images to work on, if not those the backbone was made for: its position embeddings are resized once.
+
+    Example:
+        >>> import timm, torch
+        >>> backbone = timm.create_model("deit_tiny_patch16_224", depth=4, embed_dim=48)
+        >>> vit = MergedViT(backbone, ToMe(r=29), TokenResidual())
+        >>> vit.forward_features(torch.randn(1, 3, 224, 224)).shape
+        torch.Size([1, 197, 48])
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        merger: MergeRule | None,
+        residual: TokenResidual | None = None,
+        img_size: int | tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        if merger is not None and not isinstance(merger, MergeRule):
+            raise ValueError(
+                f"Unknown merger {merger!r}; give a rule with its settings, such as nsr.tokens.ToMe(r=29), or None."
+            )
+        if merger is None and residual is not None:
+            raise ValueError("A residual needs a merger: without one nothing is lost that it could give back.")
+        self.backbone = host.require_plain_vit(backbone)
+        if img_size is not None:
+            host.resize(self.backbone, img_size)
+        self.merger = merger
+        self.layers = merger.layers(self.depth) if merger is not None else ()
+        self.branches = nn.ModuleDict()
+        self.spatial: SpatialDecoder | None = None
+        if merger is not None and residual is not None:
+            sites = merge_sites(merger, self.depth, self.backbone.patch_embed.num_patches)
+            if not sites:
+                raise ValueError(
+                    f"{merger} merges nothing on a grid of {_text(self.backbone.patch_embed.grid_size)}, so a residual "
+                    "has no site. Merge more, or leave the residual out."
+                )
+            self.branches.update({str(block): TokenBranch(self.dim, residual) for block in sites})
+            self.spatial = SpatialDecoder(self.dim, residual) if residual.spatial else None
+
+    @property
+    def depth(self) -> int:
+        """Blocks of the backbone."""
+        return len(self.backbone.blocks)
+
+    @property
+    def dim(self) -> int:
+        """Features ``D`` of a token."""
+        return self.backbone.embed_dim
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Leading tokens that never merge: class, distillation, registers."""
+        return self.backbone.num_prefix_tokens
+
+    def freeze_backbone(self) -> None:
+        """Stop the backbone's learning; the branches (and a segmenter's head) are what is left to train."""
+        self.backbone.requires_grad_(False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Class logits from the backbone's own head, which sees the restored grid: ``[B, classes]``."""
+        return self.backbone.forward_head(self.forward_features(image))
+
+    def forward_features(self, image: Tensor) -> Tensor:
+        """Normalised features on the restored grid: ``[B, C, H, W] -> [B, prefix + N0, D]``."""
+        grid = host.grid_of(self.backbone, image)
+        state = self.start(image)
+        for block in range(self.depth):
+            state = self.step(block, state, grid)
+        return self.restore(state, norm=True)
+
+    def forward_intermediates(
+        self,
+        image: Tensor,
+        indices: int | Sequence[int] | None = None,
+        *,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | list[tuple[Tensor, Tensor]] | tuple[Tensor, list[Tensor] | list[tuple[Tensor, Tensor]]]:
+        """Features after chosen blocks, each restored to the full grid as if that block were the last.
+
+        The arguments are those of timm's method of this name.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt is {output_fmt!r}; expected 'NCHW' or 'NLC'.")
+        wanted, last = feature_take_indices(self.depth, list(indices) if isinstance(indices, Sequence) else indices)
+        grid = host.grid_of(self.backbone, image)
+        prefix = self.num_prefix_tokens
+        taken: list = []
+        state = self.start(image)
+        for block in range(last + 1 if stop_early else self.depth):
+            state = self.step(block, state, grid)
+            if block in wanted:
+                features = self.restore(state, norm=norm)
+                patches = features[:, prefix:]
+                if output_fmt == "NCHW":
+                    patches = patches.transpose(1, 2).unflatten(2, grid).contiguous()
+                taken.append((patches, features[:, :prefix]) if return_prefix_tokens and prefix else patches)
+        return taken if intermediates_only else (self.restore(state, norm=True), taken)
+
+    def start(self, image: Tensor) -> TokenState:
+        """The state before the first block."""
+        return TokenState(host.embed(self.backbone, image))
+
+    def step(self, block: int, state: TokenState, grid: tuple[int, int], observe: Observer | None = None) -> TokenState:
+        """One block, with its merge event if it has one.
+
+        Args:
+            block: Counted from 0.
+            state: The state before it.
+            grid: Rows and columns of the unmerged patches.
+            observe: Called at the merge event with the block, the tokens before the merge and the plan.
+        """
+        if self.backbone.grad_checkpointing and torch.is_grad_enabled():
+            return checkpoint(self._step, block, state, grid, observe, use_reentrant=False)
+        return self._step(block, state, grid, observe)
+
+    def restore(self, state: TokenState, norm: bool) -> Tensor:
+        """Unmerge, then add the decoded spatial codes: ``[B, prefix + N0, D]``."""
+        x = self.backbone.norm(state.x) if norm else state.x
+        if state.token_of_patch is None:
+            return x
+        patches = x.gather(1, state.token_of_patch.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+        if self.spatial is not None and self.spatial.enabled and state.codes is not None:
+            patches = patches + self.spatial(state.codes).to(patches.dtype)
+        return torch.cat([x[:, : self.num_prefix_tokens], patches], dim=1)
+
+    def _step(self, index: int, state: TokenState, grid: tuple[int, int], observe: Observer | None) -> TokenState:
+        block, merger = self.backbone.blocks[index], self.merger
+        assert isinstance(block, Block)
+        merges = index in self.layers
+        if merger is not None and merges and merger.where == "before_block":
+            state = self._merge(index, state, state.x, grid, observe)
+            merges = False
+        bias = key_bias(state.size if merger is not None and merger.proportional else None, state.valid)
+        if bias is None and not merges:
+            return state._replace(x=block(state.x))
+        x, keys = host.attention_half(block, state.x, bias)
+        state = state._replace(x=x)
+        if merges:
+            state = self._merge(index, state, keys.mean(dim=1), grid, observe)
+        return state._replace(x=host.mlp_half(block, state.x))
+
+    def _merge(
+        self, index: int, state: TokenState, metric: Tensor, grid: tuple[int, int], observe: Observer | None
+    ) -> TokenState:
+        assert self.merger is not None
+        prefix = self.num_prefix_tokens
+        plan = self.merger.plan(
+            metric,
+            layer=index,
+            depth=self.depth,
+            size=state.size,
+            num_prefix=prefix,
+            valid=state.valid,
+            grid=grid,
+        )
+        if plan is None:
+            return state
+        if observe is not None:
+            observe(index, state.x, plan)
+        x, size, _, token_of_patch, codes = state
+        if size is None:
+            size = torch.ones(x.shape[:2], device=x.device)
+        if token_of_patch is None:
+            token_of_patch = torch.arange(prefix, x.shape[1], device=x.device).expand(x.shape[0], -1)
+        y = plan.merge(x)
+        branch = self._branch(index, grid)
+        if branch is not None and branch.enabled:
+            update, member_codes = branch(plan, x, y)
+            if update is not None:
+                y = y + update
+            if self.spatial is not None and self.spatial.enabled:
+                written = write_back(member_codes, token_of_patch)
+                codes = written if codes is None else codes + written
+        return TokenState(y, plan.merged_size(size), plan.valid, plan.route(token_of_patch), codes)
+
+    def _branch(self, index: int, grid: tuple[int, int]) -> TokenBranch | None:
+        if not self.branches:
+            return None
+        if str(index) not in self.branches:
+            raise ValueError(
+                f"Block {index} merges on a grid of {_text(grid)} but has no residual branch: the branches were made "
+                f"for {_text(self.backbone.patch_embed.grid_size)}. Give MergedViT the img_size it will work on."
+            )
+        return self.branches[str(index)]  # type: ignore[return-value]
+
+
+def merge_sites(merger: MergeRule, depth: int, patches: int) -> list[int]:
+    """The blocks at which a merge event takes place, or may where that depends on the image."""
+    sites = []
+    for block in merger.layers(depth):
+        count = merger.merge_count(block, patches, depth)
+        if count != 0:
+            sites.append(block)
+        patches -= count or 0
+    return sites
+
+
+def _text(grid: tuple[int, int]) -> str:
+    return f"{grid[0]} × {grid[1]} patches"

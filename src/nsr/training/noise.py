@@ -1,0 +1,95 @@
+"""Randomness without a state: every draw is a hash of (seed, what for, when, where).
+
+A generator's numbers depend on all that was drawn before, so ten replicas trained together would see other noise than
+the same ten trained one by one. A hash depends on its arguments alone: each replica draws what it would draw on its
+own, on any device, in any company, and a run that is resumed at step ``n`` goes on as if it had never stopped.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+# Multipliers of two published integer mixers (murmur3's finaliser and Weyl's golden ratio), as signed 32-bit numbers.
+_MIX_A, _MIX_B, _GOLDEN = -2048144789, -1028477387, -1640531527
+
+
+def mix(x: Tensor) -> Tensor:
+    """A bijection of int32 in which each input bit moves about half of the output bits."""
+    x = (x ^ _shift(x, 16)) * _MIX_A
+    x = (x ^ _shift(x, 13)) * _MIX_B
+    return x ^ _shift(x, 16)
+
+
+def key_of(seed: Tensor, *salts: int | Tensor) -> Tensor:
+    """One int32 key from a seed and any number of salts; all may be tensors that broadcast."""
+    key = mix(seed.to(torch.int32))
+    for salt in salts:
+        key = mix(key * _GOLDEN + salt)
+    return key
+
+
+def uniform_bits(positions: Tensor, key: Tensor) -> Tensor:
+    """Random int32 for each position; ``positions`` come from :func:`mixed_positions`, ``key`` broadcasts."""
+    x = (positions ^ key) * _MIX_A
+    return (x ^ _shift(x, 15)) * _MIX_B
+
+
+def mixed_positions(shape: tuple[int, ...] | torch.Size, device: torch.device) -> Tensor:
+    """The part of the hash that depends on the position alone, so it is shared by all replicas."""
+    return mix(torch.arange(math.prod(shape), device=device, dtype=torch.int32)).view(shape)
+
+
+def permutation(length: int, key: Tensor) -> Tensor:
+    """A random order of ``0 .. length - 1`` for each key: ``[...] -> [..., length]``.
+
+    Two of a few thousand positions may hash alike; the stable sort then keeps their order, which biases nothing that
+    matters to a training run.
+    """
+    positions = mixed_positions((length,), key.device)
+    return uniform_bits(positions, key.unsqueeze(-1)).argsort(dim=-1, stable=True)
+
+
+class SeededDropout(nn.Module):
+    """Dropout whose mask is a hash of the replica's seed, the site, the step and the position.
+
+    Args:
+        p: Probability of zeroing.
+        seed: Seed of the replica.
+        site: Number of this dropout in its model, so that no two draw the same mask.
+
+    Attributes:
+        step: Scalar int32 buffer; every training forward advances it.
+    """
+
+    seed: Tensor
+    step: Tensor
+
+    def __init__(self, p: float, seed: int, site: int) -> None:
+        super().__init__()
+        self.p, self.site = p, site
+        self.register_buffer("seed", torch.tensor(seed, dtype=torch.int32))
+        self.register_buffer("step", torch.tensor(0, dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero with probability ``p`` and scale the rest by ``1 / (1 - p)``; the identity in evaluation."""
+        if not self.training or self.p == 0:
+            return x
+        self.step.add_(1)
+        bits = uniform_bits(mixed_positions(x.shape, x.device), key_of(self.seed, self.site, self.step))
+        threshold = round(self.p * 2**32) - 2**31
+        return torch.where(bits >= threshold, x / (1 - self.p), 0.0)
+
+
+def seed_dropout(model: nn.Module, seed: int) -> nn.Module:
+    """Put a :class:`SeededDropout` in the place of every ``nn.Dropout`` of ``model``, in place; return the model."""
+    sites = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Dropout)]
+    for number, (name, module) in enumerate(sites):
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, SeededDropout(module.p, seed, number))
+    return model
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int32, which torch's arithmetic shift is not."""
+    return (x >> bits) & ((1 << (32 - bits)) - 1)

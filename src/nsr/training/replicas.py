@@ -1,0 +1,158 @@
+"""R copies of one model as one batched model: the same graph, ten splits or seeds, one set of launches.
+
+::
+
+    model_0 ┐                            ┌ parameters [R, ...]  views of ┐
+    model_1 ├─ Replicas ── vmap over R ──┤ gradients  [R, ...]  views of ┴ rows [R, P]: one Adam for all, each row
+    model_2 ┘                            └ buffers    [R, ...]             with its own rate and its own clipping
+
+Every replica computes exactly what it would on its own; ``tests/training/test_replicas.py`` holds the curves of ten
+together against ten one by one and against ``torch.optim``.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+# Each tensor starts on a 64-byte boundary of its row, as matrix products like it.
+_ALIGN = 16
+
+
+class Replicas:
+    """Models of equal structure with stacked parameters, and their Adam.
+
+    Args:
+        models: The replicas; the first one serves as the template of the structure.
+        device: Where to train.
+
+    Attributes:
+        parameters: Views of the rows by name, each ``[R, ...]``.
+        buffers: Stacked buffers by name, each ``[R, ...]``.
+        rows: The parameters of each replica in one row, ``[R, P]``.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], device: torch.device | str = "cpu") -> None:
+        if not models:
+            raise ValueError("Replicas needs at least one model.")
+        parameters = [dict(model.named_parameters()) for model in models]
+        buffers = [dict(model.named_buffers()) for model in models]
+        shapes = [{name: p.shape for name, p in own.items()} for own in parameters]
+        if any(own != shapes[0] for own in shapes):
+            raise ValueError("The replicas differ in structure; build all of them from one configuration.")
+        self.count = len(models)
+        self.buffers = {name: torch.stack([b[name] for b in buffers]).to(device) for name in buffers[0]}
+        self.rows = torch.zeros(self.count, sum(_padded(s) for s in shapes[0].values()), device=device)
+        self.gradient, self.first, self.second = (torch.zeros_like(self.rows) for _ in range(3))
+        self.steps = torch.zeros((), device=device)
+        self.parameters = _cut(self.rows, shapes[0])
+        self._gradients = list(_cut(self.gradient, shapes[0]).values())
+        for name, stacked in self.parameters.items():
+            stacked.copy_(torch.stack([p[name].detach() for p in parameters]))
+            stacked.requires_grad_()
+        self.template = models[0].to(device)
+
+    def call(
+        self, function: Callable[..., Any], *args: Any, in_dims: tuple[int | None, ...], training: bool = False
+    ) -> Any:
+        """``function(model, *args)`` for all replicas at once; results have a leading ``R``.
+
+        Args:
+            function: Takes the model as a callable (its ``forward``) and the arguments of one replica.
+            args: Tensors; those with ``in_dims`` 0 hold one entry a replica, those with ``None`` are shared.
+            in_dims: For each argument, see above.
+            training: Whether the model is in training mode.
+        """
+        self.template.train(training)
+
+        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Any) -> Any:
+            def model(*x: Any, **kw: Any) -> Any:
+                return functional_call(self.template, (parameters, buffers), x, kw)
+
+            return function(model, *inputs)
+
+        return vmap(one, in_dims=(0, 0, *in_dims), randomness="error")(self.parameters, self.buffers, *args)
+
+    def backward(self, losses: Tensor) -> None:
+        """Gradients of each replica's own loss, ``[R]``, in the place of those before."""
+        gradients = torch.autograd.grad(losses.sum(), list(self.parameters.values()), materialize_grads=True)
+        torch._foreach_copy_(self._gradients, gradients)
+
+    @torch.no_grad()
+    def adam(
+        self,
+        rate: Tensor,
+        weight_decay: float = 0.0,
+        max_norm: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        """One step of Adam with L2 decay along the gradients of :meth:`backward`.
+
+        Args:
+            rate: Learning rate of each replica, ``[R]``; 0 leaves a replica as it is.
+            weight_decay: L2 coefficient, added to the gradient.
+            max_norm: Clip each replica's gradient to this norm first.
+            betas: Decay of the moments.
+            eps: Added to the root of the second moment.
+        """
+        gradient, weights = self.gradient, self.rows
+        if max_norm is not None:
+            norm = gradient.norm(dim=1, keepdim=True)
+            gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        if weight_decay:
+            gradient.add_(weights, alpha=weight_decay)
+        self.steps.add_(1)
+        self.first.lerp_(gradient, 1 - betas[0])
+        self.second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+        size = rate.unsqueeze(1) / (1 - betas[0] ** self.steps)
+        denominator = (self.second / (1 - betas[1] ** self.steps)).sqrt_().add_(eps)
+        weights.sub_(size * self.first / denominator)
+
+    def module(self, replica: int) -> nn.Module:
+        """The template with the weights of one replica: a plain model again."""
+        stacked = self.parameters | self.buffers
+        self.template.load_state_dict({name: stacked[name][replica].detach() for name in self.template.state_dict()})
+        return self.template
+
+    def weights(self) -> list[Tensor]:
+        """What an evaluation of the model depends on, each ``[R, ...]``."""
+        return [self.rows, *self.buffers.values()]
+
+    @torch.no_grad()
+    def keep(self, best: list[Tensor], improved: Tensor) -> None:
+        """Copy the :meth:`weights` of the replicas that ``improved [R]`` into ``best``."""
+        for kept, now in zip(best, self.weights(), strict=True):
+            kept.copy_(torch.where(improved.view(-1, *[1] * (now.dim() - 1)), now, kept))
+
+    @torch.no_grad()
+    def restore(self, best: list[Tensor]) -> None:
+        """Take the weights that :meth:`keep` has kept."""
+        for kept, now in zip(best, self.weights(), strict=True):
+            now.copy_(kept)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that training changes, for a checkpoint."""
+        moments = {"rows": self.rows, "first": self.first, "second": self.second, "steps": self.steps}
+        return moments | {f"buffer.{name}": b for name, b in self.buffers.items()}
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a saved :meth:`state`."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+
+def _cut(rows: Tensor, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
+    """Views ``[R, ...]`` of consecutive stretches of the rows, one a name."""
+    views, start = {}, 0
+    for name, shape in shapes.items():
+        views[name] = rows[:, start : start + shape.numel()].view(rows.shape[0], *shape)
+        start += _padded(shape)
+    return views
+
+
+def _padded(shape: torch.Size) -> int:
+    return -(-shape.numel() // _ALIGN) * _ALIGN

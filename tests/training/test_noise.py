@@ -1,0 +1,59 @@
+"""Hashed noise is uniform, repeatable, and different wherever it should be."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from nsr.training.noise import SeededDropout, key_of, mix, mixed_positions, permutation, seed_dropout, uniform_bits
+
+
+def bits(seed: int, site: int = 0, step: int = 0, count: int = 100_000) -> torch.Tensor:
+    return uniform_bits(mixed_positions((count,), torch.device("cpu")), key_of(torch.tensor(seed), site, step))
+
+
+def test_mix_is_a_bijection_that_spreads_bits() -> None:
+    x = torch.arange(-50_000, 50_000, dtype=torch.int32)
+    assert mix(x).unique().numel() == x.numel()
+    flipped = mix(x) ^ mix(x ^ 1)
+    ones = sum(((flipped >> bit) & 1).float().mean().item() for bit in range(32))
+    assert ones == pytest.approx(16, abs=0.5)
+
+
+def test_bits_are_uniform_and_uncorrelated() -> None:
+    u = bits(7).double() / 2**32 + 0.5
+    histogram = torch.histc(u, bins=100, min=0, max=1)
+    assert ((histogram - 1000).square() / 1000).sum() < 150  # chi square with 99 degrees of freedom
+    for other in (bits(8), bits(7, site=1), bits(7, step=1), bits(7).roll(1), bits(7).roll(128)):
+        v = other.double() / 2**32 + 0.5
+        assert torch.corrcoef(torch.stack([u, v]))[0, 1].abs() < 0.015
+
+
+def test_permutations_differ_by_key_and_hold_everything() -> None:
+    keys = key_of(torch.arange(3))
+    orders = permutation(1000, keys)
+    assert torch.equal(orders.sort(dim=1).values, torch.arange(1000).expand(3, -1))
+    assert (orders[0] != orders[1]).float().mean() > 0.99
+    assert torch.equal(permutation(1000, keys[1]), orders[1])
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_keeps_the_share_and_the_mean(p: float) -> None:
+    dropout = SeededDropout(p, seed=3, site=0)
+    y = dropout(torch.ones(400, 500))
+    assert (y == 0).float().mean().item() == pytest.approx(p, abs=0.005)
+    assert y.mean().item() == pytest.approx(1, abs=0.02)
+    assert not torch.equal(dropout(torch.ones(400, 500)), y)  # the next step, another mask
+    dropout.eval()
+    assert torch.equal(dropout(y), y)
+
+
+def test_sites_and_seeds_have_masks_of_their_own() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
+    one = seed_dropout(copy.deepcopy(model), seed=1)
+    two = seed_dropout(copy.deepcopy(model), seed=2)
+    x = torch.ones(50, 50)
+    masks = [one[0](x), one[1][1](x), two[0](x)]
+    assert not torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2])

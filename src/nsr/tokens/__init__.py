@@ -3,7 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from nsr.tokens.algm import ALGM, algm_global_plan, algm_local_plan
 from nsr.tokens.branch import SpatialDecoder, TokenBranch, TokenResidual, write_back
+from nsr.tokens.dtem import DTEM, DecoupledEmbedding, dtem_soft_merge
+from nsr.tokens.mpm import MPM, mpm_plan
+from nsr.tokens.pitome import PiToMe, pitome_plan
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule
 from nsr.tokens.tome import ToMe, tome_plan
@@ -13,14 +17,24 @@ if TYPE_CHECKING:
     from nsr.tokens.vit import MergedViT
 
 __all__ = [
+    "ALGM",
+    "DTEM",
+    "MPM",
+    "DecoupledEmbedding",
     "MergePlan",
     "MergeRule",
     "MergedViT",
+    "PiToMe",
     "Segmenter",
     "SpatialDecoder",
     "ToMe",
     "TokenBranch",
     "TokenResidual",
+    "algm_global_plan",
+    "algm_local_plan",
+    "dtem_soft_merge",
+    "mpm_plan",
+    "pitome_plan",
     "tome_plan",
     "write_back",
 ]

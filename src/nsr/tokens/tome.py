@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from nsr.tokens.matching import cosine, descending, size_plan, unit
+from nsr.tokens.matching import alternate, bipartite_plan, cosine, descending, unit
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule, require_count, require_unpadded
 
@@ -60,8 +59,7 @@ def tome_plan(metric: Tensor, r: int, *, size: Tensor | None = None, num_prefix:
     A are the tokens at even positions, B those at odd ones. Each a takes its best b by cosine; the ``r`` most similar
     a merge into their b, with weights :math:`t_i = s_i / \sum s`. New order: prefix, unmerged A by position, all of B.
 
-    A prefix of several tokens (distillation, registers) counts as one position, so patches fall into A and B as they
-    do behind a single CLS token, and the prefix stays in front. Without a prefix the first patch is at position 0.
+    Several prefix tokens count as one position and stay in front, see :func:`~nsr.tokens.matching.alternate`.
 
     Args:
         metric: What is compared, ``[B, N, D]``.
@@ -76,18 +74,15 @@ def tome_plan(metric: Tensor, r: int, *, size: Tensor | None = None, num_prefix:
     r = tome_merge_count(length - num_prefix, r)
     if r == 0:
         return None
-    position = torch.arange(length, device=metric.device)
-    at_a = position[num_prefix + (num_prefix > 0) :: 2]
-    at_b = position[num_prefix + (num_prefix == 0) :: 2]
+    at_a, at_b = alternate(length, num_prefix, metric.device)
     features = unit(metric.detach())
     best, partner = cosine(features[:, at_a], features[:, at_b]).max(dim=-1)  # shape: [B, A]
-
-    merges = torch.zeros_like(best, dtype=torch.bool).scatter(1, descending(best)[:, :r], True)
-    first_b = num_prefix + at_a.shape[0] - r
-    group_a = torch.where(merges, first_b + partner, num_prefix - 1 + (~merges).long().cumsum(1))
-    group_b = first_b + torch.arange(at_b.shape[0], device=metric.device)
-    group = torch.cat([position[:num_prefix].expand(batch, -1), group_a, group_b.expand(batch, -1)], dim=1)
-    # from the order (prefix, A, B) back to positions
-    place = torch.cat([position[:num_prefix], at_a, at_b]).expand(batch, -1)
-    group = torch.zeros_like(group).scatter(1, place, group)
-    return size_plan(group, length - r, max_merged=2 * r, size=size)
+    order = descending(best)
+    return bipartite_plan(
+        kept=at_a[order[:, r:].sort(dim=1).values],
+        source=at_a[order[:, :r]],
+        target=at_b.expand(batch, -1),
+        partner=partner.gather(1, order[:, :r]),
+        num_prefix=num_prefix,
+        size=size,
+    )

@@ -1,0 +1,93 @@
+"""MPM: tokens that are each other's nearest neighbour merge into their mean."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from nsr.tokens.matching import cosine, leader_plan, unit
+from nsr.tokens.plan import MergePlan
+from nsr.tokens.rule import MergeRule, require_count, require_layers
+
+
+@dataclass(frozen=True)
+class MPM(MergeRule):
+    """Mutual-pair merging ahead of the scheduled blocks.
+
+    Sizes play no part: pairs average with equal weights, so that twice merged is a mean of means, and attention is not
+    weighed. How many pairs there are depends on the image.
+
+    Args:
+        blocks: Blocks ahead of which to merge, counted from 0, ascending.
+    """
+
+    blocks: tuple[int, ...]
+    proportional: bool = field(default=False, init=False)
+
+    where: ClassVar[Literal["before_block"]] = "before_block"
+    metric: ClassVar[Literal["tokens"]] = "tokens"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        for block in self.blocks:
+            require_count("Each of blocks", block, 0)
+        if not self.blocks or list(self.blocks) != sorted(set(self.blocks)):
+            raise ValueError(f"blocks must name at least one block, ascending and each once, got {self.blocks}.")
+
+    def layers(self, depth: int) -> tuple[int, ...]:
+        """The schedule."""
+        require_layers("MPM", self.blocks, depth)
+        return self.blocks
+
+    def merge_count(self, layer: int, num_patches: int, depth: int) -> int | None:
+        """Unknown where the rule acts, 0 elsewhere."""
+        return None if layer in self.blocks else 0
+
+    def plan(
+        self,
+        metric: Tensor,
+        *,
+        layer: int,
+        depth: int,
+        size: Tensor | None = None,
+        num_prefix: int = 1,
+        valid: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> MergePlan | None:
+        """See :func:`mpm_plan`."""
+        return mpm_plan(metric, num_prefix=num_prefix, valid=valid) if layer in self.blocks else None
+
+
+def mpm_plan(tokens: Tensor, *, num_prefix: int = 1, valid: Tensor | None = None) -> MergePlan | None:
+    r"""Merge mutual nearest neighbours.
+
+    With :math:`b(i) = \arg\max_{j \neq i} \cos(x_i, x_j)`, tokens ``i`` and ``b(i)`` merge where ``b(b(i)) = i``. A
+    pair takes the place of its first token, so the order is kept.
+
+    Args:
+        tokens: What is compared, ``[B, N, D]``.
+        num_prefix: Leading tokens that never merge.
+        valid: Which tokens are real, ``[B, N]``; all if not given.
+
+    Returns:
+        The plan, padded to the longest sample, or ``None`` where there are fewer than two patch tokens.
+    """
+    batch, length, _ = tokens.shape
+    if length - num_prefix < 2:
+        return None
+    features = unit(tokens.detach()[:, num_prefix:])
+    similarity = cosine(features, features)  # shape: [B, P, P]
+    similarity.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+    real = None if valid is None else valid[:, num_prefix:]
+    if real is not None:
+        similarity.masked_fill_(~real.unsqueeze(1), -torch.inf)
+    nearest = similarity.argmax(dim=-1)  # shape: [B, P]
+
+    patch = torch.arange(length - num_prefix, device=tokens.device)
+    mutual = (nearest.gather(1, nearest) == patch) & (nearest != patch)
+    if real is not None:
+        mutual = mutual & real & real.gather(1, nearest)
+    leader = torch.where(mutual, torch.minimum(nearest, patch), patch)
+    prefix = torch.arange(num_prefix, device=tokens.device).expand(batch, -1)
+    return leader_plan(torch.cat([prefix, num_prefix + leader], dim=1), valid=valid)

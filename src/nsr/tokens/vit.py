@@ -60,9 +60,9 @@ class MergedViT(nn.Module):
         img_size: Images to work on, if not those the backbone was made for: its position embeddings are resized once.
 
     Example:
-        >>> import timm, torch
+        >>> import nsr, timm, torch
         >>> backbone = timm.create_model("deit_tiny_patch16_224", depth=4, embed_dim=48)
-        >>> vit = MergedViT(backbone, ToMe(r=29), TokenResidual())
+        >>> vit = MergedViT(backbone, nsr.tokens.ToMe(r=29), TokenResidual())
         >>> vit.forward_features(torch.randn(1, 3, 224, 224)).shape
         torch.Size([1, 197, 48])
     """

@@ -55,11 +55,16 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropo
     exact = (bias * (math.sqrt(width) / channel))[:, None, :, None].expand(*k.shape[:3], 1)
     high = exact.to(v.dtype)
     low = (exact - high.to(exact.dtype)).to(v.dtype)
-    pad = -(width + 2) % 8
+    pad = biased_width(width) - width - 2
     q = F.pad(F.pad(q, (0, 2), value=channel), (0, pad))
     k = F.pad(torch.cat([k, high, low], dim=-1), (0, pad))
     v = F.pad(v, (0, 2 + pad))
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=1 / math.sqrt(width))[..., :width]
+
+
+def biased_width(head_dim: int) -> int:
+    """Channels of ``q'`` and ``k'``: two more than the head has, rounded up to a multiple of 8."""
+    return -(-(head_dim + 2) // 8) * 8
 
 
 def biased_attention_reference(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:

@@ -4,8 +4,9 @@ Two countings, never mixed:
 
 * the *paper's convention*: one multiply-accumulate is one FLOP; norms, activations, indexing and upsampling are free;
   NSR's spatial write-back counts as the dense product ``[N0 × M]·[M × R]``;
-* *as executed*: the products that this implementation really runs (the write-back is a gather and costs nothing), equal
-  to what ``torch.utils.flop_counter`` measures on the model. See :mod:`nsr.tokens.executed`.
+* *as executed*: the matrix products that this implementation really runs, equal to what ``torch.utils.flop_counter``
+  measures on one image. The write-back is a gather and costs nothing, only members of merged groups are encoded, the
+  gate's group part is computed once a group; proportional attention pays for its extra channels.
 
 Letters: ``N`` tokens with the class token, ``P = N - 1`` patch tokens, ``N0`` original patches, ``d`` width, ``d_h``
 head width, ``R`` code width (64), ``M`` members and ``G`` groups that NSR sees at a merge event.
@@ -13,7 +14,12 @@ head width, ``R`` code width (64), ``M`` members and ``G`` groups that NSR sees 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+
+from nsr.tokens.attention import biased_width
+from nsr.tokens.mpm import MPM
+from nsr.tokens.pitome import PiToMe
+from nsr.tokens.rule import MergeRule
+from nsr.tokens.tome import ToMe
 
 CODE = 64  # R, width of a member code
 GATE = 32  # hidden width of the gate
@@ -62,9 +68,10 @@ class MergeEvent:
         before_block: Whether the merge precedes the block's attention (MPM) or follows it (ToMe, PiToMe).
         tokens: ``N`` before the merge.
         merged: How many tokens disappear.
-        groups: ``G``, the groups that NSR decodes.
-        members: ``M``, the members that NSR encodes.
-        matching: Multiply-accumulates of the similarity scores.
+        groups: ``G``, the groups that NSR decodes, as the paper counts them.
+        members: ``M``, the members that NSR encodes, as the paper counts them.
+        matching: Multiply-accumulates of the similarity scores, as the paper counts them.
+        matching_executed: The same for the products that the rule really runs.
     """
 
     block: int
@@ -74,45 +81,66 @@ class MergeEvent:
     groups: int
     members: int
     matching: int
+    matching_executed: int
 
 
-def tome_events(shape: ViTShape, r: int) -> list[MergeEvent]:
-    """ToMe merges ``min(r, P // 2)`` tokens after the attention of every block, while there are any to merge."""
-    if r < 0:
-        raise ValueError(f"ToMe merges r ≥ 0 tokens a block, got r={r}.")
+def merge_events(shape: ViTShape, rule: MergeRule, pairs: Sequence[int] | None = None) -> list[MergeEvent]:
+    """The merge events of a rule on a model.
+
+    Args:
+        shape: The model.
+        rule: ToMe, PiToMe or MPM.
+        pairs: What MPM finds in one image, a count for each block of its schedule; the other rules need none.
+
+    Raises:
+        ValueError: The counts of this rule cannot be known from shapes.
+    """
+    if isinstance(rule, ToMe):
+        return _tome_events(shape, rule)
+    if isinstance(rule, PiToMe):
+        return _pitome_events(shape, rule)
+    if isinstance(rule, MPM):
+        return _mpm_events(shape, rule, pairs)
+    raise ValueError(f"The budget knows ToMe, PiToMe and MPM; {rule} has no published counting.")
+
+
+def _tome_events(shape: ViTShape, rule: ToMe) -> list[MergeEvent]:
     events = []
     tokens = shape.patches + 1
-    for block in range(shape.depth):
-        merged = min(r, (tokens - 1) // 2)
+    for block in rule.layers(shape.depth):
+        merged = rule.merge_count(block, tokens - 1, shape.depth)
         if merged:
-            sources, targets = (tokens + 1) // 2, tokens // 2  # even and odd positions
-            matching = sources * targets * shape.head_dim
-            events.append(MergeEvent(block, False, tokens, merged, sources, sources + merged, matching))
+            # the paper's even positions have the class token among them, which no product needs
+            even, odd = (tokens + 1) // 2, tokens // 2
+            paper, executed = even * odd * shape.head_dim, (even - 1) * odd * shape.head_dim
+            events.append(MergeEvent(block, False, tokens, merged, even, even + merged, paper, executed))
         tokens -= merged
     return events
 
 
-def pitome_events(shape: ViTShape, keep: Fraction) -> list[MergeEvent]:
-    """PiToMe merges ``floor(P (1 - keep))`` after every attention; in the second half only tokens of dense clusters."""
-    keep = keep_ratio(keep)
+def _pitome_events(shape: ViTShape, rule: PiToMe) -> list[MergeEvent]:
     events = []
     patches = shape.patches
-    for block in range(shape.depth):
-        merged = int(patches * (1 - keep))
+    for block in rule.layers(shape.depth):
+        merged = rule.merge_count(block, patches, shape.depth)
         if merged:
-            bipartite = block < shape.depth // 2
-            groups = patches // 2 if bipartite else merged
-            matching = patches**2 * shape.head_dim
-            events.append(MergeEvent(block, False, patches + 1, merged, groups, groups + merged, matching))
+            half = patches // 2
+            everyone = block < shape.depth // 2
+            groups = half if everyone else merged
+            # energy needs all pairs; the matching between the two sides is a second, smaller product
+            paper = patches**2 * shape.head_dim
+            sides = (patches - half) * half if everyone else merged**2
+            executed = paper + sides * shape.head_dim
+            events.append(MergeEvent(block, False, patches + 1, merged, groups, groups + merged, paper, executed))
         patches -= merged
     return events
 
 
-def mpm_events(shape: ViTShape, blocks: Sequence[int], pairs: Sequence[int]) -> list[MergeEvent]:
-    """MPM before each block of its schedule, with the mutual pairs found there."""
-    if len(blocks) != len(pairs):
-        raise ValueError(f"MPM needs one pair count a block: got {len(blocks)} blocks and {len(pairs)} counts.")
-    mpm_schedule(blocks, shape.depth)
+def _mpm_events(shape: ViTShape, rule: MPM, pairs: Sequence[int] | None) -> list[MergeEvent]:
+    blocks = rule.layers(shape.depth)
+    if pairs is None or len(blocks) != len(pairs):
+        given = "none" if pairs is None else f"{len(pairs)} of them"
+        raise ValueError(f"MPM on blocks {list(blocks)} needs one pair count for each of them, got {given}.")
     events = []
     patches = shape.patches
     for block, merged in zip(blocks, pairs, strict=True):
@@ -121,28 +149,10 @@ def mpm_events(shape: ViTShape, blocks: Sequence[int], pairs: Sequence[int]) -> 
                 f"{merged} pairs at block {block}: {patches} patch tokens are left there, so 0 to {patches // 2} pairs."
             )
         matching = patches**2 * shape.dim
-        events.append(MergeEvent(block, True, patches + 1, merged, merged, 2 * merged, matching))
+        executed = matching if patches > 1 else 0
+        events.append(MergeEvent(block, True, patches + 1, merged, merged, 2 * merged, matching, executed))
         patches -= merged
     return events
-
-
-def keep_ratio(keep: Fraction | float | str) -> Fraction:
-    """The share of tokens PiToMe keeps, as the exact decimal that was meant (``0.895`` is 179/200, not its double)."""
-    exact = keep if isinstance(keep, Fraction) else Fraction(str(keep))
-    if not Fraction(1, 2) <= exact < 1:
-        raise ValueError(f"PiToMe keeps a share of at least 0.5 and below 1 of the tokens, got {float(exact):g}.")
-    return exact
-
-
-def mpm_schedule(blocks: Sequence[int], depth: int) -> None:
-    """Refuse a schedule that is not strictly ascending or leaves the model."""
-    if list(blocks) != sorted(set(blocks)):
-        raise ValueError(f"MPM's blocks must be ascending and distinct, got {list(blocks)}.")
-    for block in blocks:
-        if not 0 <= block < depth:
-            raise ValueError(
-                f"MPM's schedule names block {block}, but a model of {depth} blocks has blocks 0 to {depth - 1}."
-            )
 
 
 def backbone_flops(shape: ViTShape, events: Sequence[MergeEvent]) -> int:
@@ -170,6 +180,32 @@ def nsr_flops(shape: ViTShape, events: Sequence[MergeEvent]) -> int:
     member = CODE * d + 3 * d * GATE + GATE * CODE
     sites = sum(e.members * member + CODE * e.groups * d + CODE * shape.patches * e.members for e in events)
     return sites + CODE * shape.patches * d
+
+
+def executed_flops(shape: ViTShape, events: Sequence[MergeEvent], nsr: bool) -> int:
+    """The merged segmenter as executed on one image, with NSR or without."""
+    d, at_block = shape.dim, {event.block: event for event in events}
+    total = shape.patches * 3 * shape.patch**2 * d + shape.patches * d * shape.classes
+    tokens, attention_width = shape.patches + 1, d
+    for block in range(shape.depth):
+        event = at_block.get(block)
+        after = tokens - (event.merged if event else 0)
+        attended = after if event and event.before_block else tokens
+        total += 4 * attended * d**2 + 2 * attended**2 * attention_width + 8 * after * d**2
+        if event:
+            total += event.matching_executed
+            total += _executed_site(d, event.merged) if nsr else 0
+            if not event.before_block:  # sizes differ from here on
+                attention_width = shape.heads * biased_width(shape.head_dim)
+        tokens = after
+    return total + (CODE * shape.patches * d if nsr and events else 0)
+
+
+def _executed_site(dim: int, merged: int) -> int:
+    """One site: ``merged`` tokens disappear into at most as many groups, so that many groups of two have room."""
+    members, groups = 2 * merged, merged
+    per_member = CODE * dim + 2 * dim * GATE + GATE * CODE  # encoder, gate on residual and member, gate's output
+    return members * per_member + groups * (dim * GATE + CODE * dim)  # gate on the group, feature decoder
 
 
 def backbone_parameters(shape: ViTShape) -> int:

@@ -4,14 +4,14 @@ ToMe and PiToMe cost what their settings say, so every setting is tried. MPM's c
 schedule is searched locally with a callback that measures the pairs found.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import TypeVar
 
-from nsr.tokens.budget import MergeEvent, ViTShape, backbone_flops, mpm_events, pitome_events, tome_events
+from nsr.tokens.budget import ViTShape, backbone_flops, merge_events
+from nsr.tokens.mpm import MPM
+from nsr.tokens.pitome import PiToMe
+from nsr.tokens.tome import ToMe
 
-Setting = TypeVar("Setting")
 Schedule = tuple[int, ...]
 CountPairs = Callable[[Schedule], Sequence[Sequence[int]]]
 
@@ -20,34 +20,28 @@ CountPairs = Callable[[Schedule], Sequence[Sequence[int]]]
 class OperatingPoint:
     """A merger's setting, the reduction it achieves, and its cost in the paper's convention."""
 
-    control: int | Fraction | Schedule
+    control: int | float | Schedule
     achieved: float
     base: int
 
 
 def tome_point(shape: ViTShape, target: float) -> OperatingPoint:
     """The ``r`` in ``1 … N0 - 1`` whose reduction is nearest to ``target``; the smallest such."""
-    candidates = range(1, max(2, shape.patches))
-    return _nearest(shape, target, candidates, lambda r: tome_events(shape, r))
+    return _nearest(shape, target, {r: ToMe(r) for r in range(1, max(2, shape.patches))})
 
 
 def pitome_point(shape: ViTShape, target: float) -> OperatingPoint:
     """The keep ratio in ``0.500, 0.501, … 0.999`` whose reduction is nearest to ``target``; the smallest such."""
-    candidates = [Fraction(thousandths, 1000) for thousandths in range(500, 1000)]
-    return _nearest(shape, target, candidates, lambda keep: pitome_events(shape, keep))
+    keeps = [thousandths / 1000 for thousandths in range(500, 1000)]
+    return _nearest(shape, target, {keep: PiToMe(keep) for keep in keeps})
 
 
-def _nearest(
-    shape: ViTShape,
-    target: float,
-    candidates: Sequence[Setting],
-    events: Callable[[Setting], list[MergeEvent]],
-) -> OperatingPoint:
+def _nearest(shape: ViTShape, target: float, rules: Mapping[int, ToMe] | Mapping[float, PiToMe]) -> OperatingPoint:
     _check_target(target)
     full = backbone_flops(shape, [])
-    costs = [backbone_flops(shape, events(candidate)) for candidate in candidates]
-    best = min(range(len(costs)), key=lambda i: abs(full / costs[i] - target))  # min returns the first minimiser
-    return OperatingPoint(candidates[best], full / costs[best], costs[best])  # type: ignore[arg-type]
+    costs = {control: backbone_flops(shape, merge_events(shape, rule)) for control, rule in rules.items()}
+    control = min(costs, key=lambda control: abs(full / costs[control] - target))  # the first of equals
+    return OperatingPoint(control, full / costs[control], costs[control])
 
 
 def mpm_point(shape: ViTShape, target: float, count_pairs: CountPairs, start: Schedule = ()) -> OperatingPoint:
@@ -72,7 +66,9 @@ def mpm_point(shape: ViTShape, target: float, count_pairs: CountPairs, start: Sc
         if not schedule:
             return full
         images = count_pairs(schedule)
-        return round(sum(backbone_flops(shape, mpm_events(shape, schedule, pairs)) for pairs in images) / len(images))
+        return round(
+            sum(backbone_flops(shape, merge_events(shape, MPM(schedule), pairs)) for pairs in images) / len(images)
+        )
 
     costs = {start: cost(start)}
     best = start

@@ -1,1 +1,22 @@
 """Graph aggregation: the null-space branch for any PyTorch Geometric model."""
+
+from nsr.graph.attach import attach, detach, sites
+from nsr.graph.branch import GraphResidual
+from nsr.graph.coefficients import coefficients
+from nsr.graph.members import Members
+from nsr.graph.models import GraphLayer, GraphModel, matched_width
+from nsr.graph.sites import Site, Sites
+
+__all__ = [
+    "GraphLayer",
+    "GraphModel",
+    "GraphResidual",
+    "Members",
+    "Site",
+    "Sites",
+    "attach",
+    "coefficients",
+    "detach",
+    "matched_width",
+    "sites",
+]

@@ -1,0 +1,199 @@
+"""Attach the branch to any PyG model: one call, from outside, and back.
+
+A *site* is a message-passing layer: a conv, or a layer around a conv that says so (see
+:class:`nsr.graph.models.GraphLayer`). Attaching exchanges the site's class for a subclass of it, whose ``forward`` runs the
+host's own and adds the update, and gives it one child, the branch. Every key of the host's state dict stays.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch_geometric.nn.conv import MessagePassing
+
+from nsr.graph.branch import GraphResidual, Init, Source
+from nsr.graph.host import CHILD, Corrected, conv_of
+from nsr.graph.readers import Reader, reader_for
+from nsr.graph.recording import own_class, restore
+from nsr.graph.sites import Refused, Site, Sites
+from nsr.graph.widths import Widths, exchange_site, widths_by_example, widths_of
+from nsr.residual.branch import Branch
+
+
+def attach(
+    model: nn.Module,
+    source: Source = "residual",
+    init: Init = "identity",
+    include: str | Iterable[str] | None = None,
+    width: int | None = None,
+    dropout: float = 0.0,
+    example: Sequence[Any] | Mapping[str, Any] | None = None,
+) -> Sites:
+    """Add a null-space branch at every linear aggregation of a PyG model, in place.
+
+    With ``init="identity"`` the model computes what it did, to the bit, until the branches are trained.
+
+    Args:
+        model: Any module with PyG message-passing layers in it.
+        source: What the branches process, see :class:`nsr.graph.GraphResidual`; the controls of the paper are
+            ``"raw"`` and ``"aggregate"``.
+        init: ``"identity"`` or ``"paper"``.
+        include: Names of sites to take, as patterns (``"convs.*"``); all by default.
+        width: Width of messages and residuals. By default that of the layer's output, but at least that of its input
+            up to 64: a wide input is narrowed, a narrow output does not strangle the branch.
+        dropout: Of the branches.
+        example: One input of the model, positional or by name. Needed where widths cannot be read from the layers: lazy
+            ones, and those that take more than node features, edges and edge features.
+
+    Returns:
+        The sites; print them.
+
+    Raises:
+        ValueError: Nothing to attach to, a branch is attached already, a pattern matches nothing, or widths are unknown.
+
+    Example:
+        >>> import nsr, torch
+        >>> from torch_geometric.nn import GCN
+        >>> model = GCN(in_channels=8, hidden_channels=8, num_layers=2)
+        >>> print(nsr.attach(model))
+        site     conv     members                              in  width  out  heads  parameters
+        convs.0  GCNConv  edges and self-loops, as normalised   8      8    8      1         496
+        convs.1  GCNConv  edges and self-loops, as normalised   8      8    8      1         496
+        2 sites, 992 parameters
+    """
+    attached = [name or "the model itself" for name, module in model.named_modules() if isinstance(module, Branch)]
+    if attached:
+        raise ValueError(
+            f"{own_class(model).__name__} has branches already: {', '.join(attached[:5])}. Detach them first: "
+            "nsr.detach(model)."
+        )
+    plan, refused = _plan(model, include, example)
+    branches = [_branch(place, source, init, width, dropout) for place in plan]  # all of them before any is attached
+    for place, branch in zip(plan, branches, strict=True):
+        exchange_site(place.host, Corrected, place.reader)
+        place.host.add_module(CHILD, branch)
+    return Sites(
+        tuple(_site(place, branch) for place, branch in zip(plan, branches, strict=True)),
+        tuple(refused),
+    )
+
+
+def detach(model: nn.Module) -> None:
+    """Take every branch off again: the model as it was before :func:`attach`, bit for bit.
+
+    Raises:
+        ValueError: No branch is attached.
+    """
+    hosts = [module for module in model.modules() if isinstance(module, Corrected)]
+    if not hosts:
+        raise ValueError(f"{type(model).__name__} has no branch to detach; nsr.attach(model) adds them.")
+    for host in hosts:
+        conv = conv_of(host)
+        del host._modules[CHILD]
+        restore(host)
+        restore(conv)
+
+
+def sites(model: nn.Module, example: Sequence[Any] | Mapping[str, Any] | None = None) -> Sites:
+    """Where the branches of a model are; of a model without any, where :func:`attach` would put them.
+
+    Args:
+        model: Any PyG model.
+        example: As for :func:`attach`, where no branch is attached yet.
+    """
+    attached = [(name, host) for name, host in model.named_modules() if isinstance(host, Corrected)]
+    if attached:
+        places = [Place(name, host, conv_of(host), conv_of(host).nsr_reader, None) for name, host in attached]
+        return Sites(tuple(_site(place, getattr(place.host, CHILD)) for place in places))
+    plan, refused = _plan(model, None, example)
+    with torch.device("meta"):
+        return Sites(tuple(_site(place, _branch(place)) for place in plan), tuple(refused))
+
+
+class Place(NamedTuple):
+    """A site as planned: the module to add to, the conv that aggregates, how to read it and how wide it is."""
+
+    name: str
+    host: nn.Module
+    conv: MessagePassing
+    reader: Reader
+    widths: Widths | None
+
+
+def _hosts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Every message-passing layer by name: layers that name their conv, and all other convs."""
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(getattr(type(module), "message_passing", None), str)
+        and isinstance(getattr(module, module.message_passing, None), MessagePassing)  # type: ignore[arg-type]
+    }
+    claimed = {id(conv_of(layer)) for layer in layers.values()}
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if name in layers or (isinstance(module, MessagePassing) and id(module) not in claimed)
+    ]
+
+
+def _plan(
+    model: nn.Module, include: str | Iterable[str] | None, example: Sequence[Any] | Mapping[str, Any] | None
+) -> tuple[list[Place], list[Refused]]:
+    hosts = _hosts(model)
+    if not hosts:
+        raise ValueError(
+            f"{type(model).__name__} has no message-passing layer: nsr.attach looks for "
+            "torch_geometric.nn.MessagePassing modules."
+        )
+    patterns = None if include is None else [include] if isinstance(include, str) else list(include)
+    if patterns is not None:
+        names = [name for name, _ in hosts]
+        idle = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
+        if idle or not patterns:
+            raise ValueError(f"include={patterns} matches nothing for {idle}; the sites are {names}.")
+        hosts = [(name, host) for name, host in hosts if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+    readable, refused = [], []
+    for name, host in hosts:
+        try:
+            readable.append((name, host, reader_for(conv_of(host))))
+        except ValueError as error:
+            refused.append(Refused(name, str(error)))
+    if refused and (patterns is not None or not readable):
+        reasons = "; ".join(f"{r.name or 'the model itself'}: {r.reason}" for r in refused)
+        raise ValueError(f"{len(refused)} of the chosen sites cannot have a branch. {reasons}")
+    found = (
+        {name: widths_of(name, host, reader) for name, host, reader in readable}
+        if example is None
+        else widths_by_example(model, {name: reader for name, _, reader in readable}, example)
+    )
+    return [Place(name, host, conv_of(host), reader, found[name]) for name, host, reader in readable], refused
+
+
+def _branch(
+    place: Place, source: Source = "residual", init: Init = "identity", width: int | None = None, dropout: float = 0.0
+) -> GraphResidual:
+    assert place.widths is not None
+    in_source, in_target, out, heads = place.widths
+    if width is None:
+        width = max(out, min(in_source, 64))
+        width += -width % heads  # each head has an equal share
+    branch = GraphResidual(in_source, in_target, width, out, heads, source, dropout, init)
+    like = next((p for p in place.host.parameters() if p.is_floating_point()), None)
+    return branch if like is None else branch.to(device=like.device, dtype=like.dtype)
+
+
+def _site(place: Place, branch: GraphResidual) -> Site:
+    config = branch.config
+    return Site(
+        place.name,
+        type(place.conv).__name__,
+        place.reader.description + (", mean" if place.conv.aggr == "mean" else ""),
+        (config["in_source"], config["in_target"]),
+        config["width"],
+        config["out"],
+        config["heads"],
+        sum(parameter.numel() for parameter in branch.parameters()),
+    )

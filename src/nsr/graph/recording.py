@@ -1,0 +1,143 @@
+"""A conv that notes the members of its aggregation while it runs.
+
+PyG's own hooks are skipped, without a word, under ``torch.compile`` and on fused paths. Here the conv's class is
+exchanged for a subclass of it, so the noting is an ordinary method: it compiles without a graph break, deep-copies,
+pickles, and the conv keeps its place, its parameters and its own ``forward``.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+from torch_geometric.nn.conv import MessagePassing
+
+from nsr.graph.members import Members
+from nsr.graph.readers import Reader, read
+
+
+class Exchanged:
+    """A module whose class was exchanged for a subclass of it, see :func:`exchange`."""
+
+    nsr_host_class: type[nn.Module]
+    nsr_recipe: tuple[Any, ...]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # A class made on the fly has no importable name: pickle and deepcopy make it anew.
+        return _blank, self.nsr_recipe, self.__getstate__()
+
+
+class Recording(Exchanged):
+    """Mixed into a conv: between :meth:`nsr_listen` and :meth:`nsr_heard` it notes what it aggregates.
+
+    A conv that propagates several times (TAG, SG, APPNP, ...) is read at its first hop, that of its own input.
+    """
+
+    nsr_reader: Reader
+    nsr_listening: bool = False
+    nsr_members: Members | None = None
+    nsr_messages: Tensor | None = None
+
+    def nsr_listen(self) -> None:
+        """Note the members of the forward pass that follows."""
+        self.nsr_listening, self.nsr_members = True, None
+
+    def nsr_heard(self) -> Members:
+        """What was noted; the conv forgets it."""
+        members = self.nsr_members
+        self.nsr_listening, self.nsr_members = False, None
+        if members is None:
+            raise ValueError(f"{type(self).__name__} did not propagate in this forward pass: there are no members.")
+        return members
+
+    def propagate(self, edge_index: Any, size: Any = None, **arguments: Any) -> Tensor:
+        return self._nsr_note(super().propagate, edge_index, size, arguments)  # type: ignore[misc]
+
+    def _orig_propagate(self, edge_index: Any, size: Any = None, **arguments: Any) -> Tensor:
+        # PyG switches to this one for explanations and decomposed layers.
+        return self._nsr_note(super()._orig_propagate, edge_index, size, arguments)  # type: ignore[misc]
+
+    _jinja_propagate = propagate
+
+    def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.nsr_listening and self.nsr_members is None and self.nsr_reader.needs_messages:
+            self.nsr_messages = inputs
+        return super().aggregate(inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def _nsr_note(
+        self, propagate: Callable[..., Tensor], edge_index: Any, size: Any, arguments: dict[str, Any]
+    ) -> Tensor:
+        out = propagate(edge_index, size=size, **arguments)
+        if not self.nsr_listening:
+            return out
+        if self.nsr_members is None:
+            messages, self.nsr_messages = self.nsr_messages, None
+            self.nsr_members = read(self, self.nsr_reader, edge_index, size, arguments, out, messages)  # type: ignore[arg-type]
+        elif self.nsr_reader.by_message:
+            raise ValueError(
+                f"{type(self).__name__} propagates more than once in a forward pass, so which of its aggregations a "
+                "branch should read is not defined."
+            )
+        return out
+
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        # PyG writes generated methods into the class of the instance: it must be the conv's own class.
+        own = type(self)
+        self.__class__ = self.nsr_host_class  # type: ignore[assignment]
+        self._set_jittable_templates(raise_on_error)
+        self.__class__ = own
+
+
+class _Read(Exception):
+    """The aggregation has been read; nothing after it is of interest."""
+
+
+class RunToAggregation(Recording):
+    """Leaves the forward pass as soon as the aggregation has been read."""
+
+    def _nsr_note(self, *args: Any) -> Tensor:
+        super()._nsr_note(*args)
+        raise _Read
+
+
+def run_to_aggregation(conv: MessagePassing, reader: Reader, *args: Any, **kwargs: Any) -> Members:
+    """Run ``conv`` up to its first aggregation and return its members. The class of ``conv`` is exchanged."""
+    exchange(conv, RunToAggregation, nsr_reader=reader)
+    conv.nsr_listen()
+    try:
+        conv(*args, **kwargs)
+    except _Read:
+        pass
+    return conv.nsr_heard()
+
+
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """The class of a module, without what was mixed into it here."""
+    return module.nsr_host_class if isinstance(module, Exchanged) else type(module)
+
+
+def exchange(module: nn.Module, *layers: type[Exchanged], **attributes: Any) -> None:
+    """Put ``layers``, with ``attributes`` of the class, before the module's own class."""
+    module.__class__ = _subclass(own_class(module), layers, tuple(attributes.items()))
+
+
+def restore(module: nn.Module) -> None:
+    """Give a module its own class back, and forget what was noted."""
+    module.__class__ = own_class(module)
+    for name in [name for name in vars(module) if name.startswith("nsr_")]:
+        delattr(module, name)
+
+
+@cache
+def _subclass(
+    host_class: type[nn.Module], layers: tuple[type, ...], attributes: tuple[tuple[str, Any], ...]
+) -> type[nn.Module]:
+    """It keeps the name of the host's class, so that the module prints as before."""
+    namespace = {"nsr_host_class": host_class, "nsr_recipe": (host_class, layers, attributes), **dict(attributes)}
+    documented = {"__module__": host_class.__module__, "__doc__": host_class.__doc__}
+    return type(host_class.__name__, (*layers, host_class), {**namespace, **documented})
+
+
+def _blank(host_class: type[nn.Module], layers: tuple[type, ...], attributes: tuple[tuple[str, Any], ...]) -> nn.Module:
+    made = _subclass(host_class, layers, attributes)
+    return made.__new__(made)

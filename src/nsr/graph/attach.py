@@ -1,8 +1,8 @@
 """Attach the branch to any PyG model: one call, from outside, and back.
 
 A *site* is a message-passing layer: a conv, or a layer around a conv that says so (see
-:class:`nsr.graph.models.GraphLayer`). Attaching exchanges the site's class for a subclass of it, whose ``forward`` runs the
-host's own and adds the update, and gives it one child, the branch. Every key of the host's state dict stays.
+:class:`nsr.graph.models.GraphLayer`). Attaching exchanges the site's class for a subclass of it, whose ``forward`` runs
+the host's own and adds the update, and gives it one child, the branch. Every key of the host's state dict stays.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from nsr.graph.branch import GraphResidual, Init, Source
 from nsr.graph.host import CHILD, Corrected, conv_of
-from nsr.graph.readers import Reader, reader_for
+from nsr.graph.readers import Reader, is_mean, reader_for
 from nsr.graph.recording import own_class, restore
 from nsr.graph.sites import Refused, Site, Sites
 from nsr.graph.widths import Widths, exchange_site, widths_by_example, widths_of
@@ -51,7 +51,7 @@ def attach(
         The sites; print them.
 
     Raises:
-        ValueError: Nothing to attach to, a branch is attached already, a pattern matches nothing, or widths are unknown.
+        ValueError: Nothing to attach to, branches attached already, a pattern without a match, or unknown widths.
 
     Example:
         >>> import nsr, torch
@@ -128,7 +128,7 @@ def _hosts(model: nn.Module) -> list[tuple[str, nn.Module]]:
         name: module
         for name, module in model.named_modules()
         if isinstance(getattr(type(module), "message_passing", None), str)
-        and isinstance(getattr(module, module.message_passing, None), MessagePassing)  # type: ignore[arg-type]
+        and isinstance(getattr(module, module.message_passing, None), MessagePassing)
     }
     claimed = {id(conv_of(layer)) for layer in layers.values()}
     return [
@@ -190,7 +190,7 @@ def _site(place: Place, branch: GraphResidual) -> Site:
     return Site(
         place.name,
         type(place.conv).__name__,
-        place.reader.description + (", mean" if place.conv.aggr == "mean" else ""),
+        place.reader.description + (", mean" if is_mean(place.conv.aggr_module) else ""),
         (config["in_source"], config["in_target"]),
         config["width"],
         config["out"],

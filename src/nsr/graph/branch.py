@@ -9,8 +9,8 @@
     h_next = host's update + Δ <──────────────────────────────────────────────── Δ ── Linear ── GELU ── Linear <──┘
 
 ``W1 = [Ws | Wd | Wz]`` is never applied to a member: ``W1 [h_s ; h_v ; z] + b1 = a_s + b_v - t c_v`` with
-``a = (Ws + Wz W) h``, ``b = Wd h + b1`` and ``c = Wz u``, all of them per node. What remains per member is one operator,
-:func:`nsr.kernels.gated_residual_sum`.
+``a = (Ws + Wz W) h``, ``b = Wd h + b1`` and ``c = Wz u``, all of them per node. What remains per member is one
+operator, :func:`nsr.kernels.gated_residual_sum`.
 """
 
 from typing import Literal, get_args
@@ -47,9 +47,9 @@ class GraphResidual(Branch):
         out: Width of the update.
         heads: ``H``, a divisor of ``width``.
         source: What is gated and summed. ``"residual"`` is the method. Two controls have the same parameters:
-            ``"raw"`` takes the message ``m`` itself in place of ``z``, in the gate too; ``"aggregate"`` sees nothing but
-            the aggregate ``y = Σ t h`` of the node (its positive and its negative part in place of the source and the
-            target, so that no block of ``W1`` is idle, and ``Σ t m`` in place of ``z``).
+            ``"raw"`` takes the message ``m`` itself in place of ``z``, in the gate too; ``"aggregate"`` sees nothing
+            but the aggregate ``y = Σ t h`` of the node (its positive and its negative part in place of the source and
+            the target, so that no block of ``W1`` is idle, and ``Σ t m`` in place of ``z``).
         dropout: Before the output network.
         init: ``"identity"`` starts the last layer at zero, so that the branch changes nothing until it is trained;
             ``"paper"`` starts it like any other layer.

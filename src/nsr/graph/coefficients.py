@@ -56,7 +56,7 @@ def coefficients(
         arguments[name] = edge_weight
     if "x_0" in parameters:
         arguments.setdefault("x_0", x)  # GCN2Conv: the initial features play no part in the members
-    return run_to_aggregation(twin, reader_for(twin), x, edge_index, **arguments)
+    return run_to_aggregation(twin, reader_for(twin), x, edge_index=edge_index, **arguments)
 
 
 def check_edge_index(edge_index: Any) -> None:

@@ -1,12 +1,12 @@
 """The host's side of a site: run its own forward, see what it aggregated, add to what it returns."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 from torch_geometric.nn.conv import MessagePassing
 
 from nsr.graph.members import Members
-from nsr.graph.recording import Exchanged
+from nsr.graph.recording import Exchanged, Recording
 
 CHILD = "null_space"
 
@@ -27,21 +27,22 @@ class Observed(Exchanged):
 
     def nsr_observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Observation:
         """Run the host's own forward and see what it aggregates."""
-        conv = conv_of(self)  # type: ignore[arg-type]
+        conv = cast(Recording, conv_of(self))
         conv.nsr_listen()
-        out = super().forward(*args, **kwargs)  # type: ignore[misc]
+        out = super().forward(*args, **kwargs)
         members = conv.nsr_heard()
         x = args[0] if args else kwargs[self.nsr_input]
-        return Observation(out, members, *_tables(x, conv.flow, members))
+        return Observation(out, members, *_tables(x, cast(str, conv.flow), members))
 
 
 class Corrected(Observed):
     """Mixed into a site: its forward adds the branch's update to the host's own output."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The host's own, and the update."""
         branch = getattr(self, CHILD)
         if not branch.enabled:
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+            return super().forward(*args, **kwargs)
         out, members, source, target = self.nsr_observe(args, kwargs)
         update = branch(members, source, target)
         if isinstance(out, tuple):  # a conv that returns its attention weights too
@@ -50,13 +51,14 @@ class Corrected(Observed):
 
     def reset_parameters(self) -> None:
         """The host's own, and the branch's."""
-        super().reset_parameters()  # type: ignore[misc]
+        if hasattr(self.nsr_host_class, "reset_parameters"):
+            super().reset_parameters()  # type: ignore[misc]
         getattr(self, CHILD).reset_parameters()
 
 
 def conv_of(host: nn.Module) -> MessagePassing:
     """The conv that aggregates at a site: the site itself, or the child that it names."""
-    return host if isinstance(host, MessagePassing) else getattr(host, host.message_passing)  # type: ignore[arg-type]
+    return host if isinstance(host, MessagePassing) else getattr(host, cast(str, host.message_passing))
 
 
 def _tables(x: Any, flow: str, members: Members) -> tuple[Tensor, Tensor | None]:

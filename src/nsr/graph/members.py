@@ -14,8 +14,8 @@ class Members:
 
     .. math:: y_v = \sum_{i \in v} t_i\, x_{s(i)}, \qquad A_v = t_v^\top.
 
-    The source table is that of the source nodes. Two cases extend it, and :meth:`source_table` builds it for both: a root
-    member of a bipartite graph stands behind the source nodes, and in the message view every member has its own row.
+    The source table is that of the source nodes. Two cases differ, and :meth:`source_table` serves both: the root
+    members of a bipartite graph stand behind the source nodes, and in the message view every member has its own row.
 
     Attributes:
         source: Row of each member in the source table, ``[E]``.

@@ -8,7 +8,6 @@ or mean of its realised messages.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -77,11 +76,10 @@ def reader_for(conv: MessagePassing) -> Reader:
     return _reader_of_class(type(conv))
 
 
-@cache
-def _reader_of_class(conv_class: type) -> Reader:
+def _reader_of_class(conv_class: type[MessagePassing]) -> Reader:
     for known, reader in READERS.items():
         # A subclass with a message of its own no longer uses the coefficients of its parent.
-        if issubclass(conv_class, known) and conv_class.message is known.message:  # type: ignore[attr-defined]
+        if issubclass(conv_class, known) and conv_class.message is known.message:
             return reader
     return MESSAGE_VIEW
 
@@ -110,6 +108,15 @@ def _nonlinearity(aggregation: pyg_aggr.Aggregation) -> str | None:
     if isinstance(aggregation, selects):
         return f"its {kind} selects a value instead of summing, and only a linear map has a null space; use sum or mean"
     return f"its {kind} is not a weighted sum of messages, and only a linear map has a null space; use sum or mean"
+
+
+def is_mean(aggregation: pyg_aggr.Aggregation) -> bool:
+    """Whether a linear aggregation divides by the number of members."""
+    if isinstance(aggregation, pyg_aggr.DegreeScalerAggregation):
+        return is_mean(aggregation.aggr)
+    if isinstance(aggregation, pyg_aggr.MultiAggregation):
+        return all(map(is_mean, aggregation.aggrs))
+    return isinstance(aggregation, pyg_aggr.MeanAggregation)
 
 
 def read(
@@ -144,7 +151,7 @@ def read(
     if weight is None:
         weight = torch.ones(target.shape[0], device=target.device, dtype=out.dtype)
     coefficient = weight.unsqueeze(1) if weight.dim() == 1 else weight  # shape: [E, H]
-    if isinstance(conv.aggr_module, pyg_aggr.MeanAggregation):
+    if is_mean(conv.aggr_module):
         count = coefficient.new_zeros(num_targets).index_add(0, target, torch.ones_like(coefficient[:, 0]))
         coefficient = coefficient / count.index_select(0, target).unsqueeze(1)
     if reader.root:

@@ -6,8 +6,9 @@ pickles, and the conv keeps its place, its parameters and its own ``forward``.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch_geometric.nn.conv import MessagePassing
@@ -16,7 +17,7 @@ from nsr.graph.members import Members
 from nsr.graph.readers import Reader, read
 
 
-class Exchanged:
+class Exchanged(nn.Module):
     """A module whose class was exchanged for a subclass of it, see :func:`exchange`."""
 
     nsr_host_class: type[nn.Module]
@@ -27,7 +28,7 @@ class Exchanged:
         return _blank, self.nsr_recipe, self.__getstate__()
 
 
-class Recording(Exchanged):
+class Recording(Exchanged, MessagePassing):
     """Mixed into a conv: between :meth:`nsr_listen` and :meth:`nsr_heard` it notes what it aggregates.
 
     A conv that propagates several times (TAG, SG, APPNP, ...) is read at its first hop, that of its own input.
@@ -51,18 +52,20 @@ class Recording(Exchanged):
         return members
 
     def propagate(self, edge_index: Any, size: Any = None, **arguments: Any) -> Tensor:
-        return self._nsr_note(super().propagate, edge_index, size, arguments)  # type: ignore[misc]
+        """The conv's own."""
+        return self._nsr_note(super().propagate, edge_index, size, arguments)
 
     def _orig_propagate(self, edge_index: Any, size: Any = None, **arguments: Any) -> Tensor:
         # PyG switches to this one for explanations and decomposed layers.
-        return self._nsr_note(super()._orig_propagate, edge_index, size, arguments)  # type: ignore[misc]
+        return self._nsr_note(super()._orig_propagate, edge_index, size, arguments)
 
     _jinja_propagate = propagate
 
     def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The conv's own; its messages are kept where they are read."""
         if self.nsr_listening and self.nsr_members is None and self.nsr_reader.needs_messages:
             self.nsr_messages = inputs
-        return super().aggregate(inputs, *args, **kwargs)  # type: ignore[misc]
+        return super().aggregate(inputs, *args, **kwargs)
 
     def _nsr_note(
         self, propagate: Callable[..., Tensor], edge_index: Any, size: Any, arguments: dict[str, Any]
@@ -72,7 +75,7 @@ class Recording(Exchanged):
             return out
         if self.nsr_members is None:
             messages, self.nsr_messages = self.nsr_messages, None
-            self.nsr_members = read(self, self.nsr_reader, edge_index, size, arguments, out, messages)  # type: ignore[arg-type]
+            self.nsr_members = read(self, self.nsr_reader, edge_index, size, arguments, out, messages)
         elif self.nsr_reader.by_message:
             raise ValueError(
                 f"{type(self).__name__} propagates more than once in a forward pass, so which of its aggregations a "
@@ -83,7 +86,7 @@ class Recording(Exchanged):
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         # PyG writes generated methods into the class of the instance: it must be the conv's own class.
         own = type(self)
-        self.__class__ = self.nsr_host_class  # type: ignore[assignment]
+        self.__class__ = cast(type[Recording], self.nsr_host_class)
         self._set_jittable_templates(raise_on_error)
         self.__class__ = own
 
@@ -104,10 +107,8 @@ def run_to_aggregation(conv: MessagePassing, reader: Reader, *args: Any, **kwarg
     """Run ``conv`` up to its first aggregation and return its members. The class of ``conv`` is exchanged."""
     exchange(conv, RunToAggregation, nsr_reader=reader)
     conv.nsr_listen()
-    try:
+    with suppress(_Read):
         conv(*args, **kwargs)
-    except _Read:
-        pass
     return conv.nsr_heard()
 
 
@@ -118,7 +119,8 @@ def own_class(module: nn.Module) -> type[nn.Module]:
 
 def exchange(module: nn.Module, *layers: type[Exchanged], **attributes: Any) -> None:
     """Put ``layers``, with ``attributes`` of the class, before the module's own class."""
-    module.__class__ = _subclass(own_class(module), layers, tuple(attributes.items()))
+    host_class: Any = own_class(module)
+    module.__class__ = _subclass(host_class, layers, tuple(attributes.items()))
 
 
 def restore(module: nn.Module) -> None:
@@ -129,15 +131,13 @@ def restore(module: nn.Module) -> None:
 
 
 @cache
-def _subclass(
-    host_class: type[nn.Module], layers: tuple[type, ...], attributes: tuple[tuple[str, Any], ...]
-) -> type[nn.Module]:
+def _subclass(host_class: Any, layers: tuple[type, ...], attributes: tuple[tuple[str, Any], ...]) -> type[nn.Module]:
     """It keeps the name of the host's class, so that the module prints as before."""
     namespace = {"nsr_host_class": host_class, "nsr_recipe": (host_class, layers, attributes), **dict(attributes)}
     documented = {"__module__": host_class.__module__, "__doc__": host_class.__doc__}
     return type(host_class.__name__, (*layers, host_class), {**namespace, **documented})
 
 
-def _blank(host_class: type[nn.Module], layers: tuple[type, ...], attributes: tuple[tuple[str, Any], ...]) -> nn.Module:
+def _blank(host_class: Any, layers: tuple[type, ...], attributes: tuple[tuple[str, Any], ...]) -> nn.Module:
     made = _subclass(host_class, layers, attributes)
     return made.__new__(made)

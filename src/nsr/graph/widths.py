@@ -3,10 +3,10 @@
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.nn import conv as pyg
 from torch_geometric.nn.conv import MessagePassing
 
@@ -30,6 +30,7 @@ class Measured(Observed):
     nsr_widths: Widths | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The host's own."""
         out, members, source, target = self.nsr_observe(args, kwargs)
         update = out[0] if isinstance(out, tuple) else out
         in_target = 0 if target is None else target.shape[1]
@@ -65,8 +66,7 @@ def widths_of(name: str, host: nn.Module, reader: Reader) -> Widths:
             twin(**arguments)
     except Exception as error:  # whatever a foreign forward raises on made-up input
         raise ValueError(f"The widths of {title} cannot be read from it ({error}). {remedy}") from error
-    assert twin.nsr_widths is not None
-    return twin.nsr_widths
+    return cast(Widths, twin.nsr_widths)
 
 
 def widths_by_example(
@@ -86,7 +86,7 @@ def widths_by_example(
     unreached = [name for name, host in hosts.items() if host.nsr_widths is None]
     if unreached:
         raise ValueError(f"The example input did not reach {unreached}; leave them out with include=.")
-    return {name: host.nsr_widths for name, host in hosts.items()}
+    return {name: cast(Widths, host.nsr_widths) for name, host in hosts.items()}
 
 
 def _two_nodes(host: nn.Module) -> dict[str, Any] | None:

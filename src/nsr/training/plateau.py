@@ -24,6 +24,7 @@ class PlateauRule:
         factor: What the rate is multiplied with.
         threshold: Relative progress that counts for the rate (that of ``torch.optim.lr_scheduler.ReduceLROnPlateau``);
             for the best checkpoint and for stopping any progress counts.
+        perfect: A metric that cannot be bettered; a replica that has reached it stops.
     """
 
     mode: Literal["max", "min"]
@@ -33,6 +34,7 @@ class PlateauRule:
     min_rate: float = 0.0
     factor: float = 0.5
     threshold: float = 1e-4
+    perfect: float | None = None
 
 
 class Plateau:
@@ -77,6 +79,8 @@ class Plateau:
         self.rate.copy_(torch.where(tired & self.active, lowered, self.rate))
         self._bad.masked_fill_(tired, 0)
         self.active &= self.evaluations - self.best_evaluation < rule.stop_after
+        if rule.perfect is not None:
+            self.active &= self.best != rule.perfect
         return improved
 
     def state(self) -> dict[str, Tensor]:

@@ -1,0 +1,234 @@
+r"""Training a segmenter as in the paper: pixel-wise cross-entropy, AdamW, polynomial decay at each iteration.
+
+.. math:: \eta_k = \eta_0 \, (1 - k / K)^{0.9}, \qquad k = 0, \dots, K - 1
+
+A step is device work alone: crops, forward and backward pass, learning rate and update follow counters that live on the
+device. So it can be captured in a CUDA graph and replayed without an argument, and several models can be trained side
+by side, each on a stream of its own, with the same data in the same order.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nsr.tokens.segmenter import Segmenter
+from nsr.training.pixel_loss import pixel_cross_entropy
+from nsr.training.segmentation_feed import Feed
+from nsr.training.streamed import StreamedStep
+
+Precision = Literal["fp32", "bf16", "fp16"]
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class SegmentationProtocol:
+    """The paper's training of a segmenter.
+
+    Args:
+        epochs: Passes over the training split.
+        batch: Images in a step. The paper does not say.
+        lr: Initial learning rate.
+        weight_decay: AdamW's, on every parameter.
+        power: Of the polynomial decay.
+        warmup: Steps over which the learning rate first rises linearly.
+        precision: Of the forward pass: ``"bf16"`` needs no loss scaling and is the default on CUDA; ``"fp16"`` is
+            scaled as in the paper; ``"fp32"`` is plain.
+        seed: Of the data order and the crops.
+    """
+
+    epochs: int = 100
+    batch: int = 32
+    lr: float = 1e-4
+    weight_decay: float = 1e-4
+    power: float = 0.9
+    warmup: int = 0
+    precision: Precision = "bf16"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.precision not in ("fp32", *_HALF):
+            raise ValueError(f"precision is {self.precision!r}; expected 'bf16', 'fp16' or 'fp32'.")
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager:
+    """The mixed precision of the forward pass."""
+    return torch.autocast(device.type, _HALF.get(precision), enabled=precision in _HALF)
+
+
+def poly_rate(step: Tensor, total: int, protocol: SegmentationProtocol) -> Tensor:
+    """The learning rate of a step, counted from 0, on the device of ``step``."""
+    rate = protocol.lr * (1 - step / total).clamp(min=0) ** protocol.power
+    return rate * ((step + 1) / protocol.warmup).clamp(max=1) if protocol.warmup else rate
+
+
+class SegmentationTrainer:
+    """One model, its data, its optimiser, and how far it is.
+
+    Args:
+        model: The segmenter, on its device; parameters that require no gradient stay as they are.
+        feed: Its batches.
+        protocol: How to train.
+        capture: Whether to capture the step in a CUDA graph. The model's shapes must not depend on the image.
+    """
+
+    def __init__(self, model: Segmenter, feed: Feed, protocol: SegmentationProtocol, *, capture: bool) -> None:
+        self.model, self.feed, self.protocol = model, feed, protocol
+        self.epoch = 0
+        self.total = protocol.epochs * feed.steps
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.device = next(iter(trainable.values())).device
+        self.step_count = torch.zeros((), device=self.device)
+        self.loss_sum = torch.zeros((), device=self.device)
+        self.rate = torch.tensor(protocol.lr, device=self.device)
+        self.optimizer = torch.optim.AdamW(
+            trainable.values(),
+            lr=self.rate,
+            weight_decay=protocol.weight_decay,
+            fused=True,
+            capturable=self.device.type == "cuda",
+        )
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=protocol.precision == "fp16")
+        self._trainable = trainable
+        for parameter in trainable.values():
+            # made here rather than in the first step, so that a state can be loaded into them at any time
+            self.optimizer.state[parameter] = {
+                "step": torch.zeros((), device=self.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        self.step = StreamedStep(self._update, self.device, capture)
+
+    @property
+    def done(self) -> bool:
+        """Whether every epoch has been trained."""
+        return self.epoch >= self.protocol.epochs
+
+    def start_epoch(self) -> None:
+        """Draw the data of the next epoch."""
+        self.model.train()
+        with self.step.context():
+            self.feed.start_epoch(self.epoch)
+            self.loss_sum.zero_()
+
+    def advance(self) -> None:
+        """One step."""
+        with self.step.context():
+            self.feed.advance()
+        self.step()
+
+    def mean_loss(self) -> float:
+        """Of the steps since the epoch began; waits for them."""
+        self.step.wait()
+        return float(self.loss_sum) / self.feed.steps
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a resumed run needs, by name; waits for the steps that were called.
+
+        The data needs nothing: what is drawn depends on seed and epoch alone.
+        """
+        self.step.wait()
+        moments = {
+            f"optimizer.{name}.{key}": value
+            for name, parameter in self._trainable.items()
+            for key, value in self.optimizer.state[parameter].items()
+        }
+        model = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        scaling = {f"scaler.{name}": torch.tensor(value) for name, value in self.scaler.state_dict().items()}
+        return {**model, **moments, **scaling, "step_count": self.step_count, "random": torch.get_rng_state()}
+
+    def load_state(self, state: dict[str, Tensor], epoch: int) -> None:
+        """Go on where :meth:`state` was taken, after ``epoch`` epochs."""
+        own = self.state()
+        if own.keys() != state.keys():
+            differing = sorted(own.keys() ^ state.keys())
+            raise ValueError(f"The state is of another model: it differs in {', '.join(differing[:4])}.")
+        with torch.no_grad():
+            for name, value in own.items():
+                if name.startswith(("model.", "optimizer.", "step_count")):
+                    value.copy_(state[name])
+        scaling = {name.removeprefix("scaler."): v.item() for name, v in state.items() if name.startswith("scaler.")}
+        if scaling:
+            self.scaler.load_state_dict(scaling)
+        torch.set_rng_state(state["random"])
+        self.epoch = epoch
+
+    def _update(self) -> None:
+        batch = self.feed.batch()
+        self.optimizer.zero_grad(set_to_none=True)
+        with autocast(self.device, self.protocol.precision):
+            logits = self.model.patch_logits(batch.image)
+        loss = pixel_cross_entropy(logits, batch.labels)
+        self.scaler.scale(loss).backward()
+        self.rate.copy_(poly_rate(self.step_count, self.total, self.protocol))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.step_count.add_(1)
+        self.loss_sum.add_(loss.detach())
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """Where a group of models stands.
+
+    Attributes:
+        epoch: Epochs done by the one that is least far.
+        epochs: Of all.
+        losses: Mean loss of each in its last epoch.
+        seconds: Since the group began.
+        remaining: Seconds it will still take.
+    """
+
+    epoch: int
+    epochs: int
+    losses: list[float]
+    seconds: float
+    remaining: float
+
+
+def train(
+    trainers: Sequence[SegmentationTrainer],
+    *,
+    watch: Callable[[TrainingProgress], None] | None = None,
+    every: float = 1.0,
+    after_epoch: Callable[[SegmentationTrainer], None] | None = None,
+) -> None:
+    """Train models side by side until each has done all its epochs.
+
+    Args:
+        trainers: With feeds of equally many steps.
+        watch: Told where the group stands, at the end of an epoch and at most every so many seconds; looking makes the
+            host wait for the device.
+        every: Seconds between two looks.
+        after_epoch: Called for each model after each of its epochs, for example to write a checkpoint.
+    """
+    steps = {trainer.feed.steps for trainer in trainers}
+    assert len(steps) == 1, "models trained side by side share their data"
+    begin = looked = time.perf_counter()
+    already = min(trainer.epoch for trainer in trainers)
+    while active := [trainer for trainer in trainers if not trainer.done]:
+        for trainer in active:
+            trainer.start_epoch()
+        for _ in range(*steps):
+            for trainer in active:
+                trainer.advance()
+        for trainer in active:
+            trainer.epoch += 1
+            if after_epoch is not None:
+                after_epoch(trainer)
+        epoch = min(trainer.epoch for trainer in trainers)
+        last = active[0].protocol.epochs
+        if watch is not None and (time.perf_counter() - looked >= every or epoch == last):
+            losses = [trainer.mean_loss() for trainer in trainers]
+            looked = time.perf_counter()
+            rate = (looked - begin) / (epoch - already) if epoch > already else 0.0
+            watch(TrainingProgress(epoch, last, losses, looked - begin, rate * (last - epoch)))
+    for trainer in trainers:
+        trainer.step.wait()

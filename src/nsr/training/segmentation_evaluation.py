@@ -1,0 +1,79 @@
+"""Evaluating a segmenter: one confusion matrix over the whole validation split."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from nsr.data.segmentation.batch import Batch
+from nsr.data.segmentation.crops import centre_crops
+from nsr.data.segmentation.resident import ResidentSplit, image_sizes, resident_batch
+from nsr.data.segmentation.split import Split
+from nsr.data.segmentation.workers import worker_batches
+from nsr.tokens.segmenter import Segmenter
+from nsr.training.segmentation import Precision, autocast
+from nsr.training.segmentation_metrics import confusion_matrix
+
+
+def centre_batches(
+    data: ResidentSplit | Split, window: tuple[int, int], batch: int, device: torch.device, workers: int = 0
+) -> Iterator[Batch]:
+    """Every image of a split once: shorter side resized to the window's, the window at the centre."""
+    if isinstance(data, ResidentSplit):
+        for crops in centre_crops(data.sizes, window).to(data.words.device).split(batch):
+            yield resident_batch(data, crops, window)
+        return
+    crops = centre_crops(image_sizes(data), window)
+    for host in worker_batches(data, crops, window, batch, workers=workers, drop_last=False):
+        yield Batch(host.image.to(device), host.labels.to(device))
+
+
+def whole_images(data: ResidentSplit | Split, device: torch.device, workers: int = 0) -> Iterator[Batch]:
+    """Every image of a split once, at its own size, one to a batch."""
+    sizes = data.sizes if isinstance(data, ResidentSplit) else image_sizes(data)
+    for index, (height, width) in enumerate(sizes.tolist()):
+        crop = torch.tensor([[index, height, width, 0, 0, 0]])
+        if isinstance(data, ResidentSplit):
+            yield resident_batch(data, crop.to(data.words.device), (height, width))
+        else:
+            (host,) = worker_batches(data, crop, (height, width), 1, workers=0)
+            yield Batch(host.image.to(device), host.labels.to(device))
+
+
+@torch.inference_mode()
+def evaluate(
+    model: Segmenter,
+    data: ResidentSplit | Split,
+    window: tuple[int, int],
+    *,
+    stride: tuple[int, int] | None = None,
+    batch: int = 64,
+    precision: Precision = "fp32",
+    workers: int = 0,
+) -> Tensor:
+    """The confusion matrix ``[K, K]`` over the whole split, on the host.
+
+    Args:
+        model: The segmenter; evaluated in evaluation mode and left as it was.
+        data: The validation split.
+        window: Height and width of what the model sees.
+        stride: With a stride, every image is evaluated at its own size by windows that overlap, their logits averaged;
+            without one, at its centre crop.
+        batch: Images, or windows of an image, in a forward pass.
+        precision: Of the forward pass.
+        workers: Processes that decode a split that is not on the device.
+    """
+    device = next(model.parameters()).device
+    confusion = torch.zeros(data.num_classes, data.num_classes, dtype=torch.int64, device=device)
+    training = model.training
+    model.eval()
+    if stride is None:
+        batches = centre_batches(data, window, batch, device, workers)
+    else:
+        batches = whole_images(data, device, workers)
+    for image, labels in batches:
+        with autocast(device, precision):
+            logits = model(image) if stride is None else model.sliding_window(image, window, stride, batch)
+        confusion += confusion_matrix(labels, logits.argmax(1), data.num_classes)
+    model.train(training)
+    return confusion.cpu()

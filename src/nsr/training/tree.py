@@ -1,0 +1,227 @@
+"""Train on Tree-NeighborsMatch: the paper's protocol, with shared work and any number of seeds at once."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nsr.data.tree import TreeTask
+from nsr.graph.models import GraphModel
+from nsr.training import checkpoint
+from nsr.training.capture import CapturedStep
+from nsr.training.noise import key_of, permutation
+from nsr.training.plateau import Plateau, PlateauRule
+from nsr.training.progress import Progress, Watch, nobody
+from nsr.training.replicas import Replicas
+from nsr.training.tree_sharing import SharedTrees, assign_slots
+
+# The paper's effective batches. One step with the whole batch is its gradient accumulation, but for GIN's BatchNorm.
+BATCH = {2: 64, 3: 64, 4: 1024, 5: 1024, 6: 1024, 7: 2048, 8: 2048}
+RULE = PlateauRule("max", rate=1e-3, patience=1000, stop_after=2000, perfect=1.0)
+EPOCHS = 50_000
+_SHUFFLE = 1  # what the hash of an epoch's order is for
+_FRESH_SAMPLES = 6400
+
+
+@dataclass(frozen=True)
+class TreeOutcome:
+    """What became of each replica; accuracies are fractions of one, a list entry a replica.
+
+    Attributes:
+        train_accuracy: The highest over an epoch while the weights moved, which is what the paper reports.
+        train_accuracy_at_best: On the same samples with the weights after that epoch at rest.
+        test_accuracy: With those weights, on the held-out queries of the training permutations.
+        fresh_accuracy: With those weights, on permutations never seen; ``None`` where there are none left.
+        best_epoch: When the highest was reached.
+        epochs: How many epochs were trained.
+    """
+
+    train_accuracy: list[float]
+    train_accuracy_at_best: list[float]
+    test_accuracy: list[float]
+    fresh_accuracy: list[float] | None
+    best_epoch: list[int]
+    epochs: int
+    seconds: float
+
+
+def train_trees(
+    models: Sequence[GraphModel],
+    tasks: Sequence[TreeTask],
+    *,
+    epochs: int = EPOCHS,
+    rule: PlateauRule = RULE,
+    device: torch.device | str = "cpu",
+    max_seconds: float | None = None,
+    watch: Watch = nobody,
+    look_every: int = 10,
+    save_to: Path | None = None,
+    configuration: dict[str, Any] | None = None,
+) -> TreeOutcome:
+    """Train one model on each task, all of one depth, as replicas.
+
+    Args:
+        models: One a task, of equal structure.
+        tasks: One a model, each with its own seed, which also orders its batches.
+        epochs: At most so many.
+        rule: Schedule and stopping; a replica at 100 % stops.
+        device: Where to train.
+        max_seconds: Stop after about this time and report what has been reached.
+        watch: Told where the run stands every ``look_every`` epochs.
+        look_every: Also how often it is seen whether all replicas have stopped.
+        save_to: Where to keep a checkpoint about once a minute; a run that finds one goes on from it.
+        configuration: What makes a checkpoint that of this run.
+    """
+    device = torch.device(device)
+    trainer = _Trainer(models, tasks, rule, device)
+    configuration = configuration or {}
+    found = checkpoint.load(save_to, configuration) if save_to else None
+    done = 0
+    if found:
+        trainer.load(found[0])
+        done = found[1]
+    began = saved = time.monotonic()
+    out_of_time = False
+    while done < epochs and not out_of_time:
+        accuracy = trainer.epoch(done)
+        done += 1
+        if done % look_every and done < epochs:
+            continue
+        plateau, now = trainer.plateau, time.monotonic()
+        active = int(plateau.active.sum())
+        watch(
+            Progress(done, epochs, accuracy.tolist(), plateau.best.tolist(), plateau.rate.tolist(), active, now - began)
+        )
+        out_of_time = max_seconds is not None and now - began > max_seconds
+        if save_to and now - saved > 60:
+            checkpoint.save(save_to, trainer.state(), configuration, done)
+            saved = now
+        if not active:
+            break
+    outcome = trainer.outcome(done, time.monotonic() - began)
+    if save_to:
+        save_to.unlink(missing_ok=True)
+    return outcome
+
+
+class _Trainer:
+    """The tensors of a run. A step reads and writes them in place, so it can be captured and replayed."""
+
+    def __init__(
+        self, models: Sequence[GraphModel], tasks: Sequence[TreeTask], rule: PlateauRule, device: torch.device
+    ) -> None:
+        depths = {task.depth for task in tasks}
+        if len(depths) != 1 or len(tasks) != len(models):
+            raise ValueError(
+                f"Give one task a model, all of one depth; got {len(models)} models and {len(tasks)} tasks "
+                f"of depths {sorted(depths)}."
+            )
+        depth = depths.pop()
+        self.tasks, self.device = tasks, device
+        self.batch = BATCH[depth]
+        self.permutations = _stack([task.permutations for task in tasks], device)  # shape: [R, P, L]
+        self.train = _stack([task.train for task in tasks], device)  # shape: [R, M]
+        self.slots = min(self.permutations.shape[1], self.batch)
+        shared = [SharedTrees(model, depth, self.batch, self.slots, device) for model in models]
+        self.replicas = Replicas(shared, device)
+        self.plateau = Plateau(rule, len(models), device)
+        self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
+        self.seeds = torch.tensor([task.seed for task in tasks], device=device)
+        self.steps = -(-self.train.shape[1] // self.batch)
+        self.order = torch.zeros(len(models), self.steps, self.batch, dtype=torch.int64, device=device)
+        self.weight = (torch.arange(self.order[0].numel(), device=device) < self.train.shape[1]).float()
+        self.weight = self.weight.view(self.steps, self.batch)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.correct = torch.zeros(len(models), device=device)
+        self.step = CapturedStep(self._step, device)
+
+    def epoch(self, number: int) -> Tensor:
+        """Train one epoch; the accuracy over it, ``[R]``."""
+        order = permutation(self.train.shape[1], key_of(self.seeds, _SHUFFLE, number))
+        self.order.flatten(1)[:, : order.shape[1]] = self.train.gather(1, order)
+        self.cursor.zero_()
+        self.correct.zero_()
+        for _ in range(self.steps):
+            self.step()
+        accuracy = self.correct / self.train.shape[1]
+        self.replicas.keep(self.best, self.plateau.update(accuracy))
+        return accuracy
+
+    def _step(self) -> None:
+        samples = self.order.index_select(1, self.cursor).squeeze(1)  # shape: [R, B]
+        weight = self.weight.index_select(0, self.cursor).squeeze(0)  # shape: [B]
+        logits, label = self._logits(self.permutations, samples, weight, training=True)
+        losses = F.cross_entropy(logits.transpose(1, 2), label, reduction="none")  # shape: [R, B]
+        self.replicas.backward((losses * weight).sum(1) / weight.sum())
+        self.replicas.adam(self.plateau.rate * self.plateau.active)
+        self.correct.add_(((logits.argmax(2) == label) * weight).sum(1))
+        self.cursor.add_(1)
+
+    def _logits(self, permutations: Tensor, samples: Tensor, weight: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+        """Logits ``[R, B, L]`` and classes ``[R, B]`` of samples ``[R, B]``."""
+        leaves = permutations.shape[2]
+        tree, query = samples // leaves, samples % leaves + 1
+        label = permutations.flatten(1).gather(1, samples) - 1
+        slot, content = assign_slots(tree, self.slots)
+        values = permutations.gather(1, content.unsqueeze(2).expand(-1, -1, leaves))  # shape: [R, S, L]
+        logits = self.replicas.call(
+            lambda model, *batch: model(*batch),
+            values,
+            query,
+            slot,
+            weight,
+            in_dims=(0, 0, 0, None),
+            training=training,
+        )
+        return logits, label
+
+    @torch.no_grad()
+    def accuracy(self, permutations: Tensor, samples: Tensor) -> list[float]:
+        """With the present weights at rest, of samples ``[R, M]`` over permutations ``[R, P', L]``."""
+        correct = torch.zeros_like(self.correct)
+        for part in samples.split(self.batch, dim=1):
+            filled = F.pad(part, (0, self.batch - part.shape[1]))
+            weight = (torch.arange(self.batch, device=self.device) < part.shape[1]).float()
+            logits, label = self._logits(permutations, filled, weight, training=False)
+            correct += ((logits.argmax(2) == label) * weight).sum(1)
+        return (correct / samples.shape[1]).tolist()
+
+    def outcome(self, epochs: int, seconds: float) -> TreeOutcome:
+        """The results, with the best weights of each replica."""
+        self.replicas.restore(self.best)
+        leaves = self.permutations.shape[2]
+        test = _stack([task.test for task in self.tasks], self.device)
+        fresh_accuracy = None
+        if self.tasks[0].depth > 2:
+            count = min(_FRESH_SAMPLES // leaves, self.slots)
+            fresh = _stack([task.fresh(count) for task in self.tasks], self.device)
+            every = torch.arange(count * leaves, device=self.device).expand(len(self.tasks), -1)
+            fresh_accuracy = self.accuracy(fresh, every)
+        return TreeOutcome(
+            train_accuracy=self.plateau.best.tolist(),
+            train_accuracy_at_best=self.accuracy(self.permutations, self.train),
+            test_accuracy=self.accuracy(self.permutations, test),
+            fresh_accuracy=fresh_accuracy,
+            best_epoch=self.plateau.best_evaluation.tolist(),
+            epochs=epochs,
+            seconds=seconds,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        parts = {"replicas": self.replicas.state(), "plateau": self.plateau.state()}
+        parts["best"] = {str(number): tensor for number, tensor in enumerate(self.best)}
+        return {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in self.state().items():
+            tensor.data.copy_(state[name])
+
+
+def _stack(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.stack(arrays)).to(device)

@@ -1,0 +1,1 @@
+"""Results to tables with the paper's numbers beside ours, figures, and one page."""

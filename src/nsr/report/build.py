@@ -1,0 +1,57 @@
+"""From a folder of results to the report: one page, the tables as Markdown and CSV."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsr.report.book import Book
+from nsr.report.claims import claims
+from nsr.report.graph_figures import graph_figures
+from nsr.report.graph_tables import graph_tables
+from nsr.report.page import Part, render
+from nsr.report.plain import write_csv, write_markdown
+from nsr.report.table import Table
+from nsr.report.token_figures import token_figures
+from nsr.report.token_tables import token_tables
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was written and what it was made from."""
+
+    page: Path
+    runs: int
+    unfinished: int
+    problems: list[str]
+
+
+def build(results: Path, out: Path) -> Outcome:
+    """Write ``out/index.html``, ``out/report.md`` and ``out/tables/*.csv``.
+
+    Args:
+        results: A folder of ``<experiment>/<name>.json``; it may be empty.
+        out: Made where it does not exist.
+    """
+    book = Book.read(results)
+    tokens, graphs = token_tables(book), graph_tables(book)
+    parts = [
+        Part("tokens", "Token merging", [*tokens[:2], *token_figures(book), *tokens[2:]]),
+        Part("graphs", "Graph aggregation", [*graph_figures(book), *graphs]),
+    ]
+    tables = [item for part in parts for item in part.items if isinstance(item, Table)]
+    (out / "tables").mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        write_csv(table, out / "tables")
+    write_markdown(tables, out / "report.md")
+    page = out / "index.html"
+    _replace(page, render(book, parts, claims(book, tables), out))
+    done = sum(run.status == "done" for run in book.runs)
+    reasons = [f"{problem.path.parent.name}/{problem.path.name}: {problem.reason}" for problem in book.problems]
+    return Outcome(page, done, len(book.runs) - done, reasons)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write beside and rename, so that a page is whole or not there."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)

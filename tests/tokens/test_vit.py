@@ -5,11 +5,20 @@ import timm
 import torch
 
 import nsr
-from nsr.tokens import MergedViT, MergePlan, MergeRule, TokenResidual, ToMe, tome_plan
+from nsr.tokens import ALGM, DTEM, MPM, MergedViT, MergePlan, MergeRule, PiToMe, TokenResidual, ToMe, tome_plan
 from nsr.tokens.vit import merge_sites
 from tokens.vits import FAMILIES, images, make, train_a_little
 
+RULES = {
+    "tome": ToMe(r=3),
+    "pitome": PiToMe(keep=0.8),
+    "pitome-plain-attention": PiToMe(keep=0.8, proportional=False),
+    "mpm": MPM((0, 2)),
+    "algm": ALGM(threshold=-0.2, local_layer=0, global_layer=2),
+    "dtem": DTEM(r=3, temperature=0.2),
+}
 every_family = pytest.mark.parametrize("family", FAMILIES)
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
 @every_family
@@ -67,11 +76,14 @@ def test_merged_features_equal_the_literal_loop(family, r):
 
 
 @every_family
-def test_untrained_residual_is_the_merged_baseline_to_the_bit(family):
+@every_rule
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_untrained_residual_is_the_merged_baseline_to_the_bit(family, rule, training):
     model = make(family)
     image = images(model)
-    with_nsr = MergedViT(model, ToMe(r=3), TokenResidual())
-    assert torch.equal(with_nsr.forward_features(image), MergedViT(model, ToMe(r=3)).forward_features(image))
+    with_nsr, base = MergedViT(model, rule, TokenResidual()).train(training), MergedViT(model, rule).train(training)
+    base.embeddings.load_state_dict(with_nsr.embeddings.state_dict())
+    assert torch.equal(with_nsr.forward_features(image), base.forward_features(image))
 
 
 def test_trained_residual_changes_the_output_and_disabled_takes_it_back():
@@ -113,21 +125,27 @@ def pairwise_equal(x):
     return (x[:, :, None] == x[:, None]).all(dim=-1)
 
 
-def test_sizes_sum_to_the_patches_at_every_block():
+@every_rule
+def test_sizes_sum_to_the_patches_at_every_block(rule):
     model = make()
-    vit, image = MergedViT(model, ToMe(r=5)), images(model)
-    state = vit.start(image)
+    vit, image = MergedViT(model, rule).eval(), images(model)
+    state, merged = vit.start(image), False
     for block in range(vit.depth):
         state = vit.step(block, state, (4, 6))
+        if state.size is None:
+            continue
+        merged = merged or state.x.shape[1] < 25
         assert torch.equal(state.size[:, 1:].sum(dim=1), torch.full((2,), 24.0))
         assert torch.equal(state.size[:, 0], torch.ones(2))
         covered = torch.zeros_like(state.size).scatter_add(1, state.token_of_patch, torch.ones(2, 24))
         assert torch.equal(covered[:, 1:], state.size[:, 1:])
+    assert merged
 
 
-def test_a_sample_does_not_depend_on_its_batch():
+@every_rule
+def test_a_sample_does_not_depend_on_its_batch(rule):
     model = make()
-    vit = MergedViT(model, ToMe(r=3), TokenResidual())
+    vit = MergedViT(model, rule, TokenResidual()).eval()
     train_a_little(vit)
     image = images(model, batch=3)
     together = vit.forward_features(image)
@@ -139,9 +157,10 @@ def test_a_sample_does_not_depend_on_its_batch():
     torch.testing.assert_close(after[1:], together[1:], rtol=0, atol=2e-5)
 
 
-def test_activation_checkpointing_gives_the_same_gradients():
-    model = make(drop_path_rate=0.3).train()
-    vit = MergedViT(model, ToMe(r=3), TokenResidual())
+@every_rule
+def test_activation_checkpointing_gives_the_same_gradients(rule):
+    model = make(drop_path_rate=0.3)
+    vit = MergedViT(model, rule, TokenResidual()).train()
     train_a_little(vit)
     image = images(model)
 
@@ -160,27 +179,29 @@ def test_activation_checkpointing_gives_the_same_gradients():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["deit", "vit-qk-norm"])
-def test_autocast_follows_full_precision(family, dtype):
+@every_rule
+def test_autocast_follows_full_precision(rule, family, dtype):
     model = make(family)
-    vit = MergedViT(model, ToMe(r=3), TokenResidual())
+    vit, without = MergedViT(model, rule, TokenResidual()).eval(), MergedViT(model, rule).eval()
+    without.embeddings.load_state_dict(vit.embeddings.state_dict())
     image = images(model)
     full = vit.forward_features(image)
     with torch.autocast("cpu", dtype=dtype):
-        half = vit.forward_features(image)
-        base = MergedViT(model, ToMe(r=3)).forward_features(image)
+        half, base = vit.forward_features(image), without.forward_features(image)
     assert torch.equal(half, base)
     assert half.isfinite().all()
     # a nearly tied match may fall the other way at half precision, so the typical difference is what is compared
     assert (half.float() - full).abs().median() < 0.05 * full.abs().median()
 
 
-def test_every_branch_parameter_receives_a_gradient():
+@every_rule
+def test_every_new_parameter_receives_a_gradient(rule):
     model = make()
-    vit = MergedViT(model, ToMe(r=3), TokenResidual())
+    vit = MergedViT(model, rule, TokenResidual()).train()
     train_a_little(vit)
     vit.forward_features(images(model)).square().sum().backward()
     for name, parameter in vit.named_parameters():
-        if "branches." in name or "spatial." in name:
+        if not name.startswith("backbone."):
             assert parameter.grad is not None, name
             assert parameter.grad.abs().sum() > 0, name
 
@@ -264,6 +285,16 @@ def test_observer_sees_every_event():
     assert seen == [(0, 25, 21), (1, 21, 17), (2, 17, 13), (3, 13, 9)]
 
 
+def test_dtem_trains_softly_and_evaluates_hard():
+    model = make()
+    image = images(model)
+    vit = MergedViT(model, DTEM(r=3))
+    assert not torch.allclose(vit.train().forward_features(image), vit.eval().forward_features(image), atol=1e-3)
+    cold = MergedViT(model, DTEM(r=3, temperature=1e-5))
+    cold.embeddings.load_state_dict(vit.embeddings.state_dict())
+    torch.testing.assert_close(cold.train().forward_features(image), vit.forward_features(image), rtol=0, atol=1e-3)
+
+
 def test_sites_are_the_blocks_that_merge():
     assert merge_sites(ToMe(r=29), 12, 196) == list(range(11))  # the paper's 3.4x on VOC has eleven
     assert merge_sites(ToMe(r=0), 12, 196) == []
@@ -333,6 +364,9 @@ def test_a_rule_of_ones_own():
         (lambda: MergedViT(make(), "tome"), "Unknown merger 'tome'"),
         (lambda: MergedViT(make(), None, TokenResidual()), "needs a merger"),
         (lambda: MergedViT(make(), ToMe(r=0), TokenResidual()), "merges nothing"),
+        (lambda: MergedViT(make(depth=12), MPM((3, 12))), "block 12, but the ViT has 12 blocks"),
+        (lambda: MergedViT(make(), PiToMe(keep=0.4)), r"\[0.5, 1\), got 0.4"),
+        (lambda: MergedViT(make(), PiToMe(keep=1.0)), r"\[0.5, 1\), got 1.0"),
         (lambda: MergedViT(make(), ToMe(r=3), img_size=(64, 100)), "no multiple of the patch 16 × 16; 64 × 96 is"),
         (lambda: MergedViT(make(), ToMe(r=3))(torch.zeros(1, 3, 64, 100)), r"takes 64 × 96.*img_size=\(64, 96\)"),
         (lambda: MergedViT(make(), ToMe(r=3))(torch.zeros(3, 64, 96)), r"\[B, C, H, W\]"),

@@ -15,6 +15,7 @@ from nsr.tokens.tome import ToMe, tome_plan
 if TYPE_CHECKING:
     from nsr.tokens.segmenter import Segmenter
     from nsr.tokens.vit import MergedViT
+    from nsr.tokens.weights import load_pretrained
 
 __all__ = [
     "ALGM",
@@ -33,6 +34,7 @@ __all__ = [
     "algm_global_plan",
     "algm_local_plan",
     "dtem_soft_merge",
+    "load_pretrained",
     "mpm_plan",
     "pitome_plan",
     "tome_plan",
@@ -40,7 +42,11 @@ __all__ = [
 ]
 
 # The rules and the branch need torch alone; what needs timm is loaded when first named.
-_LAZY = {"MergedViT": "nsr.tokens.vit", "Segmenter": "nsr.tokens.segmenter"}
+_LAZY = {
+    "MergedViT": "nsr.tokens.vit",
+    "Segmenter": "nsr.tokens.segmenter",
+    "load_pretrained": "nsr.tokens.weights",
+}
 
 
 def __getattr__(name: str) -> Any:

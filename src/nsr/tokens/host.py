@@ -4,6 +4,8 @@ This is the only file that knows timm's insides. A block that merges nothing is 
 through its own sub-modules, so LayerScale, DropPath, q/k norms, gates and dropout stay what the model has.
 """
 
+from typing import NamedTuple
+
 import torch
 from timm.layers import Attention, PatchDropout, PatchEmbed
 from timm.models.vision_transformer import Block, VisionTransformer
@@ -94,11 +96,26 @@ def embed(backbone: VisionTransformer, image: Tensor) -> Tensor:
     return backbone.norm_pre(x)
 
 
-def attention_half(block: Block, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """``x + attn(norm1(x))`` with a bias for every key, and the keys: ``[B, N, D]`` and ``[B, H, N, d_h]``."""
+class Attended(NamedTuple):
+    """A block after its attention, and what a matching rule may compare.
+
+    Attributes:
+        x: ``x + attn(norm1(x))``, ``[B, N, D]``.
+        normed: ``norm1(x)``, ``[B, N, D]``.
+        keys: ``[B, H, N, d_h]``, after any k-norm.
+    """
+
+    x: Tensor
+    normed: Tensor
+    keys: Tensor
+
+
+def attention_half(block: Block, x: Tensor, bias: Tensor | None) -> Attended:
+    """``x + attn(norm1(x))`` with a bias ``[B, N]`` for the keys."""
     assert isinstance(block.attn, Attention)
-    out, keys = _attend(block.attn, block.norm1(x), bias)
-    return x + block.drop_path1(block.ls1(out)), keys
+    normed = block.norm1(x)
+    out, keys = _attend(block.attn, normed, bias)
+    return Attended(x + block.drop_path1(block.ls1(out)), normed, keys)
 
 
 def mlp_half(block: Block, x: Tensor) -> Tensor:

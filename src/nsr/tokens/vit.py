@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from nsr.tokens import host
 from nsr.tokens.attention import key_bias
 from nsr.tokens.branch import SpatialDecoder, TokenBranch, TokenResidual, write_back
+from nsr.tokens.dtem import DTEM
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule
 
@@ -86,6 +87,9 @@ class MergedViT(nn.Module):
             host.resize(self.backbone, img_size)
         self.merger = merger
         self.layers = merger.layers(self.depth) if merger is not None else ()
+        self.embeddings = nn.ModuleDict()
+        if isinstance(merger, DTEM):
+            self.embeddings.update({str(block): merger.embedding(self.dim) for block in self.layers})
         self.branches = nn.ModuleDict()
         self.spatial: SpatialDecoder | None = None
         if merger is not None and residual is not None:
@@ -198,11 +202,20 @@ class MergedViT(nn.Module):
         bias = key_bias(state.size if merger is not None and merger.proportional else None, state.valid)
         if bias is None and not merges:
             return state._replace(x=block(state.x))
-        x, keys = host.attention_half(block, state.x, bias)
-        state = state._replace(x=x)
+        attended = host.attention_half(block, state.x, bias)
+        state = state._replace(x=attended.x)
         if merges:
-            state = self._merge(index, state, keys.mean(dim=1), grid, observe)
+            state = self._merge(index, state, self._metric(index, attended), grid, observe)
         return state._replace(x=host.mlp_half(block, state.x))
+
+    def _metric(self, index: int, attended: host.Attended) -> Tensor:
+        """What the rule compares, ``[B, N, E]``."""
+        assert self.merger is not None
+        if self.merger.metric == "keys":
+            return attended.keys.mean(dim=1)
+        if self.merger.metric == "learned":
+            return self.embeddings[str(index)](attended.normed)
+        return attended.x
 
     def _merge(
         self, index: int, state: TokenState, metric: Tensor, grid: tuple[int, int], observe: Observer | None
@@ -228,15 +241,18 @@ class MergedViT(nn.Module):
         if token_of_patch is None:
             token_of_patch = torch.arange(prefix, x.shape[1], device=x.device).expand(x.shape[0], -1)
         y = plan.merge(x)
+        tokens, merged_size = y, plan.merged_size(size)
+        if self.training and isinstance(self.merger, DTEM):
+            tokens, merged_size = self.merger.soft_merge(plan, metric, x, size, prefix)
         branch = self._branch(index, grid)
         if branch is not None and branch.enabled:
             update, member_codes = branch(plan, x, y)
             if update is not None:
-                y = y + update
+                tokens = tokens + update
             if self.spatial is not None and self.spatial.enabled:
                 written = write_back(member_codes, token_of_patch)
                 codes = written if codes is None else codes + written
-        return TokenState(y, plan.merged_size(size), plan.valid, plan.route(token_of_patch), codes)
+        return TokenState(tokens, merged_size, plan.valid, plan.route(token_of_patch), codes)
 
     def _branch(self, index: int, grid: tuple[int, int]) -> TokenBranch | None:
         if not self.branches:

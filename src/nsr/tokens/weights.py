@@ -34,7 +34,7 @@ def load_pretrained(backbone: VisionTransformer, path: str | Path) -> None:
         if name not in own or own[name].shape != tensors[name].shape:
             del tensors[name]
     expected = {name for name in own if name in tensors or not name.startswith(("head.", "head_dist."))}
-    if "pos_embed" in expected and "pos_embed" in tensors:
+    if "pos_embed" in own and "pos_embed" in tensors and tensors["pos_embed"].shape != own["pos_embed"].shape:
         tensors["pos_embed"] = _to_grid(backbone, tensors["pos_embed"])
     wrong = sorted(
         name

@@ -77,6 +77,6 @@ def _select(mask: Tensor, bound: int) -> tuple[Selection, Tensor]:
     slot = torch.where(mask, mask.long().cumsum(1) - 1, bound)
     place = torch.arange(length, device=mask.device).expand(batch, length)
     # places outside the selection all write to one slot too many, which is cut off
-    index = torch.zeros_like(place[:, :1]).expand(batch, bound + 1).scatter(1, slot, place)[:, :bound]
-    index = torch.where(filled := torch.arange(bound, device=mask.device) < mask.sum(1, keepdim=True), index, 0)
+    index = slot.new_zeros(batch, bound + 1).scatter(1, slot, place)[:, :bound]
+    filled = torch.arange(bound, device=mask.device) < mask.sum(1, keepdim=True)
     return Selection(index, filled, length), slot

@@ -124,27 +124,30 @@ class GraphResidual(Branch):
         """
         if members.heads != self.heads:
             raise ValueError(f"The members have {members.heads} heads, the branch was made for {self.heads}.")
+        w_source, w_target, w_residual = self.gate_hidden.weight.split(self.gate_split, dim=1)
         message = self.message(source)  # shape: [S, D]
-        if target is None:
-            target = source.new_zeros(members.num_targets, self.gate_split[1])
         if self.source == "aggregate":
             members, message, source, target = _aggregated(members, message, source)
+            source_gate = F.linear(source, w_source) + F.linear(message, w_residual)
+        else:
+            with torch.autocast(source.device.type, enabled=False):  # weights are folded at full precision
+                w_member = torch.addmm(w_source, w_residual, self.message.weight)
+            source_gate = F.linear(source, w_member)
+        if target is None:
+            target = source.new_zeros(members.num_targets, w_target.shape[1])
+
         if self.source == "residual":
             coefficient = members.unit_coefficient()
             mean = segment_direction(message, members.source, members.target, coefficient, members.num_targets)
         else:  # nothing is projected away
             coefficient = torch.zeros_like(members.coefficient)
             mean = message.new_zeros(members.num_targets, message.shape[1])
-
-        w_source, w_target, w_residual = self.gate_hidden.weight.split(self.gate_split, dim=1)
-        with torch.autocast(source.device.type, enabled=False):  # the weights are folded once, at full precision
-            w_member = torch.addmm(w_source, w_residual, self.message.weight)
         mean_by_head = mean.to(w_residual.dtype).unflatten(1, (self.heads, -1))  # shape: [T, H, D / H]
         mean_gate = torch.einsum("thc,dhc->thd", mean_by_head, w_residual.unflatten(1, (self.heads, -1)))
 
         gated = gated_residual_sum(
             message,
-            F.linear(source, w_member),
+            source_gate,
             F.linear(target, w_target, self.gate_hidden.bias),
             mean,
             mean_gate,

@@ -55,6 +55,18 @@ class Members:
         weighted = (rows * self.coefficient.unsqueeze(2)).flatten(1)
         return weighted.new_zeros(self.num_targets, table.shape[1]).index_add(0, self.target, weighted)
 
+    def residual(self, table: Tensor) -> Tensor:
+        r"""What :meth:`aggregate` makes invisible of each member, ``[S, D] -> [E, D]``.
+
+        .. math:: z_i = x_i - t_i\, \frac{\sum_j t_j x_j}{\sum_j t_j^2}, \qquad \sum_i t_i z_i = 0.
+
+        All zero coefficients at a node project nothing away: there ``z = x``.
+        """
+        t = self.unit_coefficient().to(table.dtype).unsqueeze(2)
+        rows = table.index_select(0, self.source).unflatten(1, (self.heads, -1))  # shape: [E, H, D / H]
+        kept = rows.new_zeros(self.num_targets, *rows.shape[1:]).index_add(0, self.target, t * rows)
+        return (rows - t * kept.index_select(0, self.target)).flatten(1)
+
     def source_table(self, source: Tensor, target: Tensor | None) -> Tensor:
         """The table that ``self.source`` indexes, from the features of both node sets.
 

@@ -7,6 +7,8 @@ from rich.console import Console
 
 from nsr.cli import data
 from nsr.cli.check import check
+from nsr.cli.flops import flops
+from nsr.cli.operating_point import operating_point
 
 app = typer.Typer(
     name="nsr",
@@ -17,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(check)
+app.command()(flops)
+app.command()(operating_point)
 app.add_typer(data.app, name="data")
 
 

@@ -6,37 +6,40 @@ schedule is searched locally with a callback that measures the pairs found.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from nsr.tokens.budget import ViTShape, backbone_flops, merge_events
 from nsr.tokens.mpm import MPM
 from nsr.tokens.pitome import PiToMe
+from nsr.tokens.rule import MergeRule
 from nsr.tokens.tome import ToMe
 
+Control = TypeVar("Control")
 Schedule = tuple[int, ...]
 CountPairs = Callable[[Schedule], Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True)
-class OperatingPoint:
+class OperatingPoint(Generic[Control]):
     """A merger's setting, the reduction it achieves, and its cost in the paper's convention."""
 
-    control: int | float | Schedule
+    control: Control
     achieved: float
     base: int
 
 
-def tome_point(shape: ViTShape, target: float) -> OperatingPoint:
+def tome_point(shape: ViTShape, target: float) -> OperatingPoint[int]:
     """The ``r`` in ``1 … N0 - 1`` whose reduction is nearest to ``target``; the smallest such."""
     return _nearest(shape, target, {r: ToMe(r) for r in range(1, max(2, shape.patches))})
 
 
-def pitome_point(shape: ViTShape, target: float) -> OperatingPoint:
+def pitome_point(shape: ViTShape, target: float) -> OperatingPoint[float]:
     """The keep ratio in ``0.500, 0.501, … 0.999`` whose reduction is nearest to ``target``; the smallest such."""
     keeps = [thousandths / 1000 for thousandths in range(500, 1000)]
     return _nearest(shape, target, {keep: PiToMe(keep) for keep in keeps})
 
 
-def _nearest(shape: ViTShape, target: float, rules: Mapping[int, ToMe] | Mapping[float, PiToMe]) -> OperatingPoint:
+def _nearest(shape: ViTShape, target: float, rules: Mapping[Control, MergeRule]) -> OperatingPoint[Control]:
     _check_target(target)
     full = backbone_flops(shape, [])
     costs = {control: backbone_flops(shape, merge_events(shape, rule)) for control, rule in rules.items()}
@@ -44,7 +47,9 @@ def _nearest(shape: ViTShape, target: float, rules: Mapping[int, ToMe] | Mapping
     return OperatingPoint(control, full / costs[control], costs[control])
 
 
-def mpm_point(shape: ViTShape, target: float, count_pairs: CountPairs, start: Schedule = ()) -> OperatingPoint:
+def mpm_point(
+    shape: ViTShape, target: float, count_pairs: CountPairs, start: Schedule = ()
+) -> OperatingPoint[Schedule]:
     """Local search over insertion schedules: add, remove or move one block while that comes nearer to ``target``.
 
     The paper searches coarsely on 32 images and refines on 200: two calls, the second starting from the first's result.
@@ -53,7 +58,7 @@ def mpm_point(shape: ViTShape, target: float, count_pairs: CountPairs, start: Sc
         shape: The segmenter.
         target: Wanted ``F_full / F_merged``.
         count_pairs: For a schedule, the mutual pairs of every image at every scheduled block, ``[images][blocks]``.
-            Cost is averaged over images, as pairs enter it quadratically. See :func:`nsr.tokens.count_pairs`.
+            Cost is averaged over images, as pairs enter it quadratically. See :func:`nsr.tokens.pairs.pair_counter`.
         start: The schedule to start from; by default none at all.
 
     Returns:

@@ -14,7 +14,7 @@ from nsr.data.segmentation.split import IGNORE
 
 
 def confusion_matrix(labels: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
-    """Pixels of class ``k`` that were taken for class ``l``: ``[...], [...] -> [K, K]``, int64, ignored pixels apart."""
+    """Pixels of class ``k`` that were taken for class ``l``, ignored ones left out: ``[K, K]``, int64."""
     counted = labels != IGNORE
     cell = labels[counted] * num_classes + predicted[counted]
     return torch.bincount(cell, minlength=num_classes**2).view(num_classes, num_classes)
@@ -23,7 +23,7 @@ def confusion_matrix(labels: Tensor, predicted: Tensor, num_classes: int) -> Ten
 def intersection_over_union(confusion: Tensor) -> Tensor:
     """IoU of each class, ``[K]``, float64; NaN for a class that is neither present nor predicted."""
     hit = confusion.diagonal().double()
-    return hit / (confusion.sum(0) + confusion.sum(1) - confusion.diagonal())
+    return hit / (confusion.sum(0) + confusion.sum(1) - confusion.diagonal()).double()
 
 
 def mean_iou(confusion: Tensor) -> float:
@@ -34,7 +34,7 @@ def mean_iou(confusion: Tensor) -> float:
 
 def pixel_accuracy(confusion: Tensor) -> float:
     """Share of the counted pixels that are right."""
-    return float(_seen(confusion).diagonal().sum() / confusion.sum())
+    return int(_seen(confusion).diagonal().sum()) / int(confusion.sum())
 
 
 def _seen(confusion: Tensor) -> Tensor:

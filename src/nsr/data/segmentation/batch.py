@@ -1,0 +1,35 @@
+"""What a model is given: normalised pixels and labels."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MEAN = (0.485, 0.456, 0.406)  # ImageNet's channel means and deviations, of pixels between 0 and 1
+DEVIATION = (0.229, 0.224, 0.225)
+
+
+class Batch(NamedTuple):
+    """Crops and their labels.
+
+    Attributes:
+        image: Normalised, ``[B, 3, H, W]``, float32; 0 outside the image.
+        labels: ``[B, H, W]``, int64; :data:`~.split.IGNORE` outside the image.
+    """
+
+    image: Tensor
+    labels: Tensor
+
+
+def normalise(rgb: Tensor) -> Tensor:
+    """Pixels between 0 and 255 to ImageNet's scale, ``[B, 3, H, W]``."""
+    mean, deviation = _scale(rgb.device)
+    return (rgb / 255 - mean) / deviation
+
+
+@cache
+def _scale(device: torch.device) -> tuple[Tensor, Tensor]:
+    # made once: a copy from the host cannot be part of a captured step
+    mean, deviation = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (MEAN, DEVIATION))
+    return mean, deviation

@@ -1,0 +1,73 @@
+"""Pascal VOC 2012: 21 classes, 1,464 images to train on and 1,449 to validate with.
+
+Read from the official tree::
+
+    <folder>/VOCdevkit/VOC2012/{JPEGImages/*.jpg, SegmentationClass/*.png, ImageSets/Segmentation/{train,val}.txt}
+
+or from a packed copy, ``<folder>/voc2012/{train,val}.npz``: ``ids``; ``image_bytes`` and ``image_offsets``, encoded
+images one after the other, item ``i`` being ``bytes[offsets[i]:offsets[i + 1]]``; ``mask_bytes`` and ``mask_offsets``
+likewise. The tree is preferred where there are both.
+"""
+
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from nsr.data.segmentation.split import Item, Split, paired
+
+NUM_CLASSES = 21
+URL = "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar"
+MD5 = "6cd6e144f989b92b3379bac3b3de84fd"
+
+
+def voc(folder: Path, split: Literal["train", "val"]) -> Split:
+    """VOC 2012 below ``folder``, from the official tree or the packed copy.
+
+    Raises:
+        ValueError: There is neither; says where to get it and where to put it.
+    """
+    tree = folder / "VOCdevkit" / "VOC2012"
+    packed = folder / "voc2012" / f"{split}.npz"
+    if tree.is_dir():
+        return _from_tree(tree, split)
+    if packed.is_file():
+        return _from_packed(packed, split)
+    raise ValueError(
+        f"VOC 2012 is neither at {tree} nor at {packed}. Fetch {URL} (2 GB) and unpack it in {folder}, or run "
+        "`nsr data fetch voc2012`."
+    )
+
+
+def _from_tree(tree: Path, split: str) -> Split:
+    listing = tree / "ImageSets" / "Segmentation" / f"{split}.txt"
+    if not listing.is_file():
+        raise ValueError(f"{listing} is missing: the VOC tree at {tree} is incomplete.")
+    ids = listing.read_text().split()
+    pairs = [(tree / "JPEGImages" / f"{name}.jpg", tree / "SegmentationClass" / f"{name}.png") for name in ids]
+    return paired(f"voc2012 {split}", NUM_CLASSES, pairs, train_id=None)
+
+
+def _from_packed(path: Path, split: str) -> Split:
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            ids = file["ids"]
+            images = _slices(file["image_bytes"], file["image_offsets"])
+            masks = _slices(file["mask_bytes"], file["mask_offsets"])
+    except (zipfile.BadZipFile, KeyError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a packed copy of VOC 2012 ({error}); remove it and fetch it anew.") from error
+    if not len(ids) == len(images) == len(masks):
+        raise ValueError(f"{path} holds {len(ids)} ids, {len(images)} images and {len(masks)} masks: it is damaged.")
+    items = [
+        Item(image, mask, f"{path} image {name}", f"{path} mask {name}")
+        for name, image, mask in zip(ids, images, masks, strict=True)
+    ]
+    return Split(f"voc2012 {split}", NUM_CLASSES, items)
+
+
+def _slices(data: np.ndarray, offsets: np.ndarray) -> list[bytes]:
+    if len(offsets) < 1 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
+        raise ValueError("offsets do not fit the bytes")
+    return [data[begin:end].tobytes() for begin, end in pairwise(offsets)]

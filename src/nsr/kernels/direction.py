@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nsr.kernels import moments_plain
 from nsr.kernels.paths import choose
+from nsr.kernels.replicas import fold, one_by_one, unfold
 
 
 def segment_direction(
@@ -17,7 +18,6 @@ def segment_direction(
     num_targets: int,
     *,
     fused: bool | None = None,
-    deterministic: bool | None = None,
 ) -> Tensor:
     r"""What the weighted sum over members keeps of them, lifted back by the adjoint.
 
@@ -25,7 +25,7 @@ def segment_direction(
         u_v = \frac{\sum_{i \in v} t_i\, m_{s(i)}}{\sum_{i \in v} t_i^2},
 
     each head with its own coefficients; 0 where the denominator is 0. The residual of a member is ``m - t u``.
-    Computed in fp32 (fp64 for fp64 input) without an ``[E, D]`` tensor in either direction.
+    Computed in fp32 (fp64 for fp64 input), without an ``[E, D]`` tensor in either direction; fused, in a fixed order.
 
     Shapes:
         ``messages`` ``[S, D]`` or, with replicas, ``[R, S, D]``; ``source``, ``target`` ``[E]``; ``coefficient``
@@ -43,12 +43,12 @@ def segment_direction(
             f"source, target and coefficient have shapes {tuple(source.shape)}, {tuple(target.shape)} and "
             f"{tuple(coefficient.shape)}; expected [E], [E] and [E, H]."
         )
-    path = choose(messages, coefficient, fused, None, deterministic)
+    path = choose(messages, coefficient, fused=fused)
     wide = torch.float64 if torch.float64 in (messages.dtype, coefficient.dtype) else torch.float32
     single = messages.dim() == 2
     lifted = (messages.unsqueeze(0) if single else messages).to(wide).contiguous()
     t = coefficient.to(wide).contiguous()
-    total, energy = _moments(lifted, source, target, t, num_targets, path.fused, path.deterministic)
+    total, energy = _moments(lifted, source, target, t, num_targets, path.fused)
     energy = energy.where(energy > 0, 1.0)  # shape: [T, H]; without energy the total is 0 already
     heads = t.shape[1]
     mean = (total.unflatten(-1, (heads, -1)) / energy.unsqueeze(-1)).flatten(-2)
@@ -63,9 +63,12 @@ def _moments(
     coefficient: Tensor,
     num_targets: int,
     fused: bool,
-    deterministic: bool,
 ) -> tuple[Tensor, Tensor]:
-    return moments_plain.forward(messages, source, target, coefficient, num_targets)
+    if not fused:
+        return moments_plain.forward(messages, source, target, coefficient, num_targets)
+    from nsr.kernels import moments_fused
+
+    return moments_fused.forward(messages, source, target, coefficient, num_targets)
 
 
 @torch.library.custom_op("nsr::segment_moments_backward", mutates_args=())
@@ -77,10 +80,15 @@ def _moments_backward(
     target: Tensor,
     coefficient: Tensor,
     fused: bool,
-    deterministic: bool,
     needs_coefficient: bool,
 ) -> list[Tensor]:
-    grads = moments_plain.backward(grad, grad_energy, messages, source, target, coefficient, needs_coefficient)
+    args = (grad, grad_energy, messages, source, target, coefficient, needs_coefficient)
+    if not fused:
+        grads = moments_plain.backward(*args)
+    else:
+        from nsr.kernels import moments_fused
+
+        grads = moments_fused.backward(*args)
     return [g for g in grads if g is not None]
 
 
@@ -101,7 +109,6 @@ def _(
     target: Tensor,
     coefficient: Tensor,
     fused: bool,
-    deterministic: bool,
     needs_coefficient: bool,
 ) -> list[Tensor]:
     return [torch.empty_like(x) for x in ([messages, coefficient] if needs_coefficient else [messages])]
@@ -117,7 +124,30 @@ def _differentiate(ctx: Any, grad: Tensor, grad_energy: Tensor) -> tuple[Tensor 
     grads = _moments_backward(
         grad.contiguous(), grad_energy.contiguous(), *ctx.saved_tensors, *ctx.options, needs_coefficient
     )
-    return (grads[0], None, None, grads[1] if needs_coefficient else None, None, None, None)
+    return (grads[0], None, None, grads[1] if needs_coefficient else None, None, None)
 
 
 _moments.register_autograd(_differentiate, setup_context=_save)
+
+
+@_moments.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int | None]]:
+    if any(dim is not None for dim in in_dims[1:]):  # a graph or coefficients of its own for each sample
+        total, energy = one_by_one(_moments, info.batch_size, in_dims, args)
+        return (total, energy), (0, 0)
+    total, energy = _moments(fold(args[0], in_dims[0], info.batch_size), *args[1:])
+    return (unfold(total, info.batch_size), energy), (0, None)
+
+
+@_moments_backward.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[list[Tensor], list[int]]:
+    grad, grad_energy, messages, *rest, needs_coefficient = args
+    if any(dim is not None for dim in in_dims[3:]) or needs_coefficient:  # whose gradient sums over replicas
+        grads = one_by_one(_moments_backward, info.batch_size, in_dims, args)
+        return grads, [0] * len(grads)
+    if in_dims[1] is not None:  # the energy's gradient only concerns the coefficients
+        grad_energy = grad_energy.select(in_dims[1], 0)
+    grad = fold(grad, in_dims[0], info.batch_size)
+    messages = fold(messages, in_dims[2], info.batch_size)
+    d_messages = _moments_backward(grad, grad_energy, messages, *rest, needs_coefficient)[0]
+    return [unfold(d_messages, info.batch_size)], [0]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from nsr.kernels import gated_sum_plain
 from nsr.kernels.paths import Precision, choose
+from nsr.kernels.replicas import fold, one_by_one, unfold
 
 
 def gated_residual_sum(
@@ -67,7 +68,8 @@ def gated_residual_sum(
         source: Source of each member.
         target: Row of each member, in any order.
         coefficient: ``t``.
-        fused: Force the fused kernels (``True``) or the plain path (``False``); chosen by :func:`path_for` if ``None``.
+        fused: Force the fused kernels (``True``) or the plain path (``False``); by default the fused ones wherever they
+            can run. :func:`path_for` says which, and why.
         precision: Of the ``D x D`` product inside the fused kernels: ``"fp32"``, ``"tf32"`` or ``"bf16"``. By default
             what ``torch.set_float32_matmul_precision`` says, and bf16 under bf16 autocast.
         deterministic: Sum the gradients of the source tables in a fixed order. By default what
@@ -78,7 +80,7 @@ def gated_residual_sum(
         ``weight`` ``[D, D]``; ``bias`` ``[D]``; ``source``, ``target`` ``[E]``; ``coefficient`` ``[E, H]``;
         the result ``[T, D]``.
     """
-    path = choose(messages, coefficient, fused, precision, deterministic)
+    path = choose(messages, coefficient, fused=fused, precision=precision, deterministic=deterministic)
     tables = (messages, source_gate, target_gate, mean, mean_gate, weight, bias)
     _validate(*tables, source, target, coefficient)
     wide = torch.float64 if any(x.dtype == torch.float64 for x in (*tables, coefficient)) else torch.float32
@@ -106,10 +108,13 @@ def _forward(
     precision: str,
     deterministic: bool,
 ) -> Tensor:
+    args = (messages, source_gate, target_gate, mean, mean_gate, weight, bias, source, target, coefficient)
     with torch.autocast(messages.device.type, enabled=False):
-        return gated_sum_plain.forward(
-            messages, source_gate, target_gate, mean, mean_gate, weight, bias, source, target, coefficient
-        )
+        if not fused:
+            return gated_sum_plain.forward(*args)
+        from nsr.kernels import gated_sum_fused
+
+        return gated_sum_fused.forward(*args, precision)
 
 
 @torch.library.custom_op("nsr::gated_residual_sum_backward", mutates_args=())
@@ -130,9 +135,14 @@ def _backward(
     deterministic: bool,
     needs_coefficient: bool,
 ) -> list[Tensor]:
-    tables = (messages, source_gate, target_gate, mean, mean_gate, weight, bias)
+    args = (messages, source_gate, target_gate, mean, mean_gate, weight, bias, source, target, coefficient)
     with torch.autocast(messages.device.type, enabled=False):
-        grads = gated_sum_plain.backward(grad, *tables, source, target, coefficient, needs_coefficient)
+        if not fused:
+            grads = gated_sum_plain.backward(grad, *args, needs_coefficient)
+        else:
+            from nsr.kernels import gated_sum_fused
+
+            grads = gated_sum_fused.backward(grad, *args, needs_coefficient, precision, deterministic)
     return [g for g in grads if g is not None]
 
 
@@ -159,6 +169,24 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+
+
+@_forward.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    if any(dim is not None for dim in in_dims[7:]):  # a graph or coefficients of its own for each sample
+        return one_by_one(_forward, info.batch_size, in_dims, args)[0], 0
+    tables = [fold(x, dim, info.batch_size) for x, dim in zip(args[:7], in_dims, strict=False)]
+    return unfold(_forward(*tables, *args[7:]), info.batch_size), 0
+
+
+@_backward.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[list[Tensor], list[int]]:
+    if any(dim is not None for dim in in_dims[8:]) or args[-1]:  # the coefficients' gradients sum over replicas
+        grads = one_by_one(_backward, info.batch_size, in_dims, args)
+    else:
+        tables = [fold(x, dim, info.batch_size) for x, dim in zip(args[:8], in_dims, strict=False)]
+        grads = [unfold(x, info.batch_size) for x in _backward(*tables, *args[8:])]
+    return grads, [0] * len(grads)
 
 
 def _validate(

@@ -78,13 +78,20 @@ def backward(
 ) -> Gradients:
     """Gradients of every argument of :func:`forward` from that of its result."""
     tables = (messages, source_gate, target_gate, mean, mean_gate, weight, bias)
-    grads = Gradients(*map(torch.zeros_like, tables), torch.zeros_like(coefficient) if needs_coefficient else None)
+    d_messages, d_source_gate, d_target_gate, d_mean, d_mean_gate, d_weight, d_bias = map(torch.zeros_like, tables)
+    d_coefficient = torch.zeros_like(coefficient) if needs_coefficient else None
     scaled = grad * _scale(target, target_gate)
     for r in range(messages.shape[0]):
-        mine = Gradients(*(table[r] for table in grads[:-1]), grads.coefficient)  # type: ignore[index]
-        for chunk in _chunks(*(table[r] for table in tables), source, target, coefficient):
-            _accumulate(mine, chunk, scaled[r], mean[r], mean_gate[r], weight[r], coefficient)
-    return grads
+        sums = Gradients(
+            d_messages[r], d_source_gate[r], d_target_gate[r], d_mean[r], d_mean_gate[r], d_weight[r], d_bias[r],
+            d_coefficient,
+        )  # fmt: skip
+        mine = (messages[r], source_gate[r], target_gate[r], mean[r], mean_gate[r], weight[r], bias[r])
+        for chunk in _chunks(*mine, source, target, coefficient):
+            _accumulate(sums, chunk, scaled[r], mean[r], mean_gate[r], weight[r], coefficient)
+    return Gradients(
+        d_messages, d_source_gate, d_target_gate, d_mean, d_mean_gate, d_weight, d_bias, d_coefficient
+    )  # fmt: skip
 
 
 def _accumulate(

@@ -1,6 +1,7 @@
 """Which implementation a call takes, and why: chosen here, in one place, and said in words."""
 
-from typing import Literal, NamedTuple, cast
+from importlib.util import find_spec
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,6 +9,8 @@ from torch import Tensor
 Precision = Literal["fp32", "tf32", "bf16"]
 
 _FROM_TORCH: dict[str, Precision] = {"highest": "fp32", "high": "tf32", "medium": "bf16"}
+_MAX_WIDTH = 512
+_MAX_HEADS = 16
 
 
 class Path(NamedTuple):
@@ -19,9 +22,23 @@ class Path(NamedTuple):
     reason: str
 
 
+def path_for(
+    messages: Tensor,
+    coefficient: Tensor,
+    *,
+    fused: bool | None = None,
+    precision: Precision | None = None,
+    deterministic: bool | None = None,
+) -> str:
+    """One line that says which path :func:`gated_residual_sum` takes for these tensors, and why."""
+    path = choose(messages, coefficient, fused=fused, precision=precision, deterministic=deterministic)
+    return path.reason
+
+
 def choose(
     messages: Tensor,
     coefficient: Tensor,
+    *,
     fused: bool | None = None,
     precision: Precision | None = None,
     deterministic: bool | None = None,
@@ -33,29 +50,43 @@ def choose(
         raise ValueError(f"precision is {precision!r}; expected 'fp32', 'tf32' or 'bf16'.")
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    obstacle = "the fused kernels are not built yet"
-    if fused and obstacle:
-        raise ValueError(f"fused=True, but {obstacle}. Leave it None to take the plain path.")
     if fused is False:
         return Path(False, precision, deterministic, "plain: asked for by fused=False")
+    obstacle = _obstacle(messages, coefficient)
+    if obstacle and fused:
+        raise ValueError(f"fused=True, but {obstacle}. Leave fused at None to take the plain path there.")
     if obstacle:
         return Path(False, precision, deterministic, f"plain: {obstacle}")
-    return Path(True, precision, deterministic, f"fused: {precision} product")
+    order = "in a fixed order" if deterministic else "with atomic sums to the sources"
+    return Path(True, precision, deterministic, f"fused: CUDA, {precision} product, {order}")
 
 
-def path_for(
-    messages: Tensor,
-    coefficient: Tensor,
-    *,
-    fused: bool | None = None,
-    precision: Precision | None = None,
-    deterministic: bool | None = None,
-) -> str:
-    """One line that says which path :func:`gated_residual_sum` takes for these tensors, and why."""
-    return choose(messages, coefficient, fused, precision, deterministic).reason
+def _obstacle(messages: Tensor, coefficient: Tensor) -> str | None:
+    """Why the fused kernels cannot run on these tensors."""
+    width, heads = messages.shape[-1], coefficient.shape[-1]
+    if torch.float64 in (messages.dtype, coefficient.dtype):
+        return "float64 input, which the fused kernels would round to float32"
+    if width % 16 or width > _MAX_WIDTH:
+        return f"width {width}, and the fused kernels take multiples of 16 up to {_MAX_WIDTH}"
+    if heads > _MAX_HEADS:
+        return f"{heads} heads, and the fused kernels take up to {_MAX_HEADS}"
+    return _device_obstacle(messages.device.type, messages.device.index)
 
 
+@torch.compiler.assume_constant_result
+def _device_obstacle(kind: str, index: int | None) -> str | None:
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if kind == "cuda":
+        capability = torch.cuda.get_device_capability(index)
+        return None if capability >= (8, 0) else f"compute capability {capability}, and bf16 products need (8, 0)"
+    import triton
+
+    return None if triton.knobs.runtime.interpret else f"a tensor on {kind}, and the fused kernels run on CUDA"
+
+
+@torch.compiler.assume_constant_result
 def _ambient_precision(device: str) -> Precision:
     if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16:
         return "bf16"
-    return cast(Precision, _FROM_TORCH[torch.get_float32_matmul_precision()])
+    return _FROM_TORCH[torch.get_float32_matmul_precision()]

@@ -1,0 +1,38 @@
+"""What every fused kernel needs to be launched: how many programs, room for the carry, and its addition."""
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from nsr.kernels.member_order import MemberOrder
+from nsr.kernels.tiles import add_carry
+
+
+@cache
+def _multiprocessors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def num_programs(device: torch.device, per_multiprocessor: int) -> int:
+    """Programs that walk over the tiles together; a handful under Triton's interpreter."""
+    if device.type != "cuda":
+        return 3
+    return per_multiprocessor * _multiprocessors(device.index or 0)
+
+
+def carry_for(out: Tensor, tiles: int) -> Tensor:
+    """Two partial rows a tile for the rows of ``out``, ``[R, T, ...]``."""
+    return out.new_empty(out.shape[0], tiles, 2, *out.shape[2:])
+
+
+def finish_rows(order: MemberOrder, carry: Tensor, out: Tensor, block_e: int) -> None:
+    """Add the carry of tiles of ``block_e`` members to the rows of ``out`` that cross their borders."""
+    replicas, rows = out.shape[:2]
+    if not rows:
+        return
+    width = out[0, 0].numel()
+    block = min(256, triton.next_power_of_2(width))
+    grid = (rows, triton.cdiv(width, block), replicas)
+    add_carry[grid](order.start, carry, out, rows, carry.shape[1], width, BLOCK_E=block_e, BLOCK_W=block, num_warps=1)

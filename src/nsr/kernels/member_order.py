@@ -1,0 +1,88 @@
+"""Members sorted by the row they belong to: made once for a graph, forgotten with it.
+
+The fused kernels read members row by row. A full-batch graph is sorted on its first use and found again as long as its
+index lives and nobody wrote to it; a mini-batch's order goes with the mini-batch.
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+class MemberOrder(NamedTuple):
+    """The members of each row, one row after the other."""
+
+    row: Tensor  # shape: [E], int32, ascending
+    other: Tensor  # shape: [E], int32, the other end of each member
+    member: Tensor  # shape: [E], int32, its place in the caller's order
+    start: Tensor  # shape: [rows + 1], int32, where each row begins
+    scale: Tensor  # shape: [rows], fp32, K^{-1/2}, 1 for an empty row
+
+
+class _Entry(NamedTuple):
+    storages: tuple[StorageWeakRef, ...]
+    order: MemberOrder
+
+
+# A storage's address is no one else's while a weak reference to it is held, so a key that is found is never stale.
+_cache: OrderedDict[tuple, _Entry] = OrderedDict()
+_CAPACITY = 64
+
+
+def member_order(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
+    """Members sorted by ``row``, from the cache where the same index, unchanged, was sorted before.
+
+    "The same" is the same storage, place in it, shape and version counter: an in-place write is noticed, and a copy is
+    another graph. What the counter cannot see (inference tensors, a running CUDA graph capture) is sorted anew.
+    """
+    if not _cacheable(row, other):
+        return _sort(row, other, num_rows)
+    key = (*_identity(row), *_identity(other), num_rows)
+    entry = _cache.get(key)
+    if entry is None:
+        _drop_dead()
+        entry = _Entry((_storage(row), _storage(other)), _sort(row, other, num_rows))
+        _cache[key] = entry
+    else:
+        _cache.move_to_end(key)
+    return entry.order
+
+
+def _sort(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
+    ordered, member = torch.sort(row.to(torch.int32), stable=True)
+    rows = torch.arange(num_rows + 1, dtype=torch.int32, device=row.device)
+    start = torch.searchsorted(ordered, rows, out_int32=True)
+    scale = start.diff().clamp_(min=1).to(torch.float32).rsqrt_()
+    return MemberOrder(ordered, other.to(torch.int32)[member], member.to(torch.int32), start, scale)
+
+
+def _cacheable(*tensors: Tensor) -> bool:
+    if any(tensor.is_inference() for tensor in tensors):
+        return False
+    return not (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _identity(tensor: Tensor) -> tuple:
+    return (
+        tensor.untyped_storage()._cdata,
+        tensor._version,
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+    )
+
+
+def _drop_dead() -> None:
+    """Forget the orders of indices that are gone, and the longest unused ones beyond the capacity."""
+    for key in [key for key, entry in _cache.items() if any(ref.expired() for ref in entry.storages)]:
+        del _cache[key]
+    while len(_cache) >= _CAPACITY:
+        _cache.popitem(last=False)

@@ -1,0 +1,143 @@
+"""Device functions of the fused kernels: members of a tile, sums over its rows, products in bf16 terms, the GELU.
+
+A tile is a run of consecutive members sorted by row. Its rows are numbered by rank, and a row's sum is one line of the
+product of a 0-1 matrix (rank x member) with the members' values: exact, because every fp32 value is the sum of three
+bf16 terms. A row that lies inside a tile is stored at once; one that crosses a border leaves a partial sum in each of
+its tiles' carry, ``[tiles, 2, width]``, and :func:`add_carry` adds them up in the order of the tiles.
+"""
+
+# A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
+# mypy: disable-error-code="no-untyped-def"
+
+import triton
+import triton.language as tl
+
+# Triton's interpreter (3.9) multiplies the bit patterns of bf16 blocks; there the same terms are multiplied in fp32.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def tile_rows(row_ptr, tile, members, replica, rows, tiles, BLOCK_E: tl.constexpr):
+    """The rows of a tile, for :func:`store_rows`: the 0-1 matrix, and where the sum of each rank goes."""
+    j = tl.arange(0, BLOCK_E)
+    begin = tile * BLOCK_E
+    end = tl.minimum(begin + BLOCK_E, members)
+    inside = begin + j < members
+    row = tl.load(row_ptr + begin + j, mask=inside, other=-1)
+    previous = tl.load(row_ptr + begin + j - 1, mask=inside & (j > 0), other=-1)
+    rank = tl.cumsum(((row != previous) & inside & (j > 0)).to(tl.int32), 0)
+    rank = tl.where(inside, rank, -1)
+    last = tl.max(rank, 0)
+    selects = rank[None, :] == j[:, None]  # shape: [rank, member]
+    row_of_rank = tl.max(tl.where(selects, row[None, :], -1), 1)
+
+    before = tl.load(row_ptr + begin - 1, mask=begin > 0, other=-1)
+    after = tl.load(row_ptr + end, mask=end < members, other=-1)
+    # Rank 0 continues a row of the tile before where `left` is 1; rank `right` goes on in the next tile.
+    left = (before == tl.load(row_ptr + begin)).to(tl.int32)
+    right = tl.where(after == tl.load(row_ptr + end - 1), last, -1)
+    to_right = (j == right) & (j >= left)
+    crosses = (j < left) | to_right
+    whole = (row_of_rank >= 0) & ~crosses
+    out_row = replica * rows + row_of_rank
+    carry_row = (replica * tiles + tile) * 2 + to_right
+    return selects.to(tl.float32).to(tl.bfloat16), out_row, whole, carry_row, crosses
+
+
+@triton.jit
+def store_rows(tile_rows, values, out_ptr, carry_ptr, stride, column, inside):
+    """Sum ``values`` over each row of the tile into ``out``, or into the carry where the row crosses the border."""
+    selects, out_row, whole, carry_row, crosses = tile_rows
+    first, second, third = split(values)
+    sums = dot(selects, third, tl.zeros(values.shape, tl.float32))
+    sums = dot(selects, second, sums)
+    sums = dot(selects, first, sums)
+    out_at = out_row[:, None] * stride + column[None, :]
+    tl.store(out_ptr + out_at, sums, mask=whole[:, None] & inside[None, :])
+    carry_at = carry_row[:, None] * stride + column[None, :]
+    tl.store(carry_ptr + carry_at, sums, mask=crosses[:, None] & inside[None, :])
+
+
+@triton.jit
+def tile_members(row_ptr, other_ptr, member_ptr, tile, members, BLOCK_E: tl.constexpr):
+    """Both ends of each member of a tile, its place in the caller's order, and whether it exists."""
+    at = tile * BLOCK_E + tl.arange(0, BLOCK_E)
+    inside = at < members
+    row = tl.load(row_ptr + at, mask=inside, other=0).to(tl.int64)
+    other = tl.load(other_ptr + at, mask=inside, other=0).to(tl.int64)
+    member = tl.load(member_ptr + at, mask=inside, other=0).to(tl.int64)
+    return row, other, member, inside
+
+
+@triton.jit
+def add_carry(start_ptr, carry_ptr, out_ptr, rows, tiles, stride, BLOCK_E: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Finish the rows that cross a tile's border, and zero those without members; one row a program."""
+    row = tl.program_id(0)
+    replica = tl.program_id(2).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    inside = column < stride
+    begin = tl.load(start_ptr + row)
+    end = tl.load(start_ptr + row + 1)
+    first = begin // BLOCK_E
+    last = (end - 1) // BLOCK_E
+    out_ptr += (replica * rows + row) * stride
+    if begin == end:
+        tl.store(out_ptr + column, tl.zeros([BLOCK_W], tl.float32), mask=inside)
+    elif first != last:
+        carry_ptr += replica * tiles * 2 * stride
+        # The row is the last of its first tile (slot 1) and the first of all others (slot 0).
+        total = tl.load(carry_ptr + (first.to(tl.int64) * 2 + 1) * stride + column, mask=inside, other=0.0)
+        lane = tl.arange(0, 16)
+        for tile in range(first + 1, last + 1, 16):
+            at = (tile + lane).to(tl.int64)[:, None] * 2 * stride + column[None, :]
+            within = (tile + lane <= last)[:, None] & inside[None, :]
+            total += tl.sum(tl.load(carry_ptr + at, mask=within, other=0.0), 0)
+        tl.store(out_ptr + column, total, mask=inside)
+
+
+@triton.jit
+def split(x):
+    """Three bf16 terms whose sum is the fp32 ``x``."""
+    first = x.to(tl.bfloat16)
+    rest = x - first.to(tl.float32)
+    second = rest.to(tl.bfloat16)
+    third = (rest - second.to(tl.float32)).to(tl.bfloat16)
+    return first, second, third
+
+
+@triton.jit
+def dot(a, b, total):
+    """``total + a @ b`` of bf16 blocks, summed in fp32."""
+    if INTERPRETED:
+        total = tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+    else:
+        total = tl.dot(a, b, total)
+    return total
+
+
+@triton.jit
+def product(a1, a2, a3, b1, b2, b3, total, TERMS: tl.constexpr):
+    """``total + a @ b`` from bf16 terms: 1 term is bf16, 2 are 16 bits (more than TF32 has), 3 are fp32's 24."""
+    if TERMS >= 3:
+        total = dot(a3, b1, total)
+        total = dot(a2, b2, total)
+        total = dot(a1, b3, total)
+    if TERMS >= 2:
+        total = dot(a2, b1, total)
+        total = dot(a1, b2, total)
+    return dot(a1, b1, total)
+
+
+@triton.jit
+def gelu_parts(x):
+    """The normal distribution function and density at ``x``; GELU is ``x cdf``, its slope ``cdf + x pdf``.
+
+    The error function is Abramowitz and Stegun's 7.1.26: within 1.5e-7 of the exact one, fp32's own rounding, and it
+    shares its exponential with the density.
+    """
+    density = tl.exp(-0.5 * x * x)
+    k = 1.0 / (1.0 + 0.2316418882 * tl.abs(x))  # 0.3275911 / sqrt(2)
+    tail = k * (0.127414796 + k * (-0.142248368 + k * (0.7107068705 + k * (-0.7265760135 + k * 0.5307027145))))
+    tail *= density
+    cdf = tl.where(x >= 0, 1.0 - tail, tail)
+    return cdf, density * 0.3989422804014327

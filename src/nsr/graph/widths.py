@@ -59,7 +59,7 @@ def widths_of(name: str, host: nn.Module, reader: Reader) -> Widths:
     arguments = _two_nodes(host)
     if arguments is None:
         raise ValueError(f"The widths of {title} cannot be read from it: it is lazy or does not say. {remedy}")
-    twin = copy.deepcopy(host).eval()
+    twin = _twin(host)
     exchange_site(twin, Measured, reader)
     try:
         with torch.no_grad():
@@ -77,7 +77,7 @@ def widths_by_example(
     Raises:
         ValueError: The run does not reach a site.
     """
-    twin = copy.deepcopy(model).eval()
+    twin = _twin(model)
     hosts = {name: twin.get_submodule(name) for name in readers}
     for name, host in hosts.items():
         exchange_site(host, Measured, readers[name])
@@ -87,6 +87,14 @@ def widths_by_example(
     if unreached:
         raise ValueError(f"The example input did not reach {unreached}; leave them out with include=.")
     return {name: cast(Widths, host.nsr_widths) for name, host in hosts.items()}
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy that may run on any graph: no dropout, and no graph remembered (PyG keeps them in ``_cached_...``)."""
+    twin = copy.deepcopy(module).eval()
+    for part in twin.modules():
+        vars(part).update({name: None for name in vars(part) if name.startswith("_cached_")})
+    return twin
 
 
 def _two_nodes(host: nn.Module) -> dict[str, Any] | None:
@@ -131,6 +139,6 @@ def _input_widths(conv: MessagePassing) -> tuple[int, int] | None:
 def _edge_width(conv: MessagePassing, in_source: int) -> int | None:
     """Features of an edge, ``None`` if the conv takes none."""
     if isinstance(conv, pyg.GINEConv):
-        return in_source if conv.lin is None else conv.lin.in_features
+        return in_source if conv.lin is None else conv.lin.weight.shape[1]
     width = getattr(conv, "edge_dim", None)
     return width if isinstance(width, int) and width > 0 else None

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu check format clean help
+.PHONY: demo test test-slow test-gpu check docs format clean help
 
 help:           ## what there is
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  —/'
@@ -34,9 +34,13 @@ check: $(READY)  ## ruff (lint, format) and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+docs: $(READY)  ## the documentation as a site in site/, every warning an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 format: $(READY)  ## let ruff put the code in order
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 clean:          ## remove the environment and every cache
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis outputs
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis outputs site report

@@ -10,6 +10,7 @@ from nsr.report.graph_figures import graph_figures
 from nsr.report.graph_tables import graph_tables
 from nsr.report.page import Part, render
 from nsr.report.plain import write_csv, write_markdown
+from nsr.report.setup_tables import setup_tables
 from nsr.report.table import Table
 from nsr.report.token_figures import token_figures
 from nsr.report.token_tables import token_tables
@@ -33,9 +34,10 @@ def build(results: Path, out: Path) -> Outcome:
         out: Made where it does not exist.
     """
     book = Book.read(results)
-    tokens, graphs = token_tables(book), graph_tables(book)
+    tokens, graphs, figures = token_tables(book), graph_tables(book), token_figures(book)
     parts = [
-        Part("tokens", "Token merging", [*tokens[:2], *token_figures(book), *tokens[2:]]),
+        Part("tokens", "Token merging", [*tokens[:2], *figures[:3], *tokens[2:]]),
+        Part("operating-points", "Operating points and numerics", [*figures[3:], *setup_tables(book)]),
         Part("graphs", "Graph aggregation", [*graph_figures(book), *graphs]),
     ]
     tables = [item for part in parts for item in part.items if isinstance(item, Table)]

@@ -1,7 +1,7 @@
 """Small charts as inline SVG. Colours are CSS classes, so a chart follows the page's theme.
 
-A chart is a panel of 420 by 270 units: small enough that its letters stay readable on a phone, wide enough for two side
-by side on a desk. Series are numbered; ``s0`` ... ``s5`` are coloured by the page.
+A chart is a panel of 340 by 250 units, shown at about that many pixels: one fills a phone, three stand side by side on
+a desk, and the letters have the same size on both. Series are numbered; ``s0`` ... ``s5`` are coloured by the page.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from math import ceil, floor, log10
 
 Point = tuple[float, float]
 
-WIDTH, HEIGHT = 420, 270
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 14, 40
+WIDTH, HEIGHT = 340, 250
+LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 38
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class Chart:
 
 def heat_map(title: str, rows: Sequence[str], values: Sequence[Sequence[float]], top: float, x_title: str) -> str:
     """A grid of cells, the deeper the colour the larger the value; ``top`` is full colour."""
-    left, step = 46, (WIDTH - 46 - RIGHT) / max(len(row) for row in values)
-    tall = 30
+    left, step = LEFT, (WIDTH - LEFT - RIGHT) / max(len(row) for row in values)
+    tall = 28
     height = TOP + tall * len(rows) + BOTTOM
     shapes = []
     for i, (label, row) in enumerate(zip(rows, values, strict=True)):
@@ -167,9 +167,10 @@ def nice_ticks(low: float, high: float, wanted: int = 5) -> tuple[float, ...]:
 
 
 def _log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Numbers 1, 2, 5 of each decade; every decade alone where that would be crowded."""
+    """Round numbers, the fewer the longer the axis."""
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
-    factors = (1, 2, 5) if log10(high / low) < 2.5 else (1,)
+    span = log10(high / low)
+    factors = (1, 2, 3, 4, 6, 8) if span < 0.8 else (1, 2, 5) if span < 2.5 else (1,)
     ticks = [factor * 10.0**decade for decade in decades for factor in factors]
     return tuple(tick for tick in ticks if low * 0.999 <= tick <= high * 1.001)
 

@@ -30,7 +30,7 @@ def claims(book: Book, tables: Sequence[Table]) -> list[Claim]:
             "Merged models gain mIoU with NSR, all data sets", _positive(tokens, "paper"), _positive(tokens, "value")
         ),
         Claim("… on VOC alone", _positive(voc, "paper"), _positive(voc, "value")),
-        Claim("Gain of ToMe at 3.4× on VOC, points of mIoU", steep.show(steep.paper, True), _one(steep)),
+        Claim("Gain of ToMe at 3.4× on VOC, points of mIoU", steep.show(steep.paper), _one(steep)),
         Claim("Node classification improves", _positive(nodes, "paper"), _positive(nodes, "value")),
         Claim("ZINC error falls", _positive(zinc, "paper", -1), _positive(zinc, "value", -1)),
         Claim("All NSR backbones fit the tree task up to depth", "6", _deepest_fit(book)),
@@ -50,8 +50,8 @@ def _positive(cells: dict[tuple[str, ...], Cell], field: str, sign: int = 1) -> 
 def _one(cell: Cell) -> str:
     if cell.value is None:
         return ""
-    spread = f" ± {cell.show(cell.spread)}" if cell.spread is not None else ""
-    return f"{cell.show(cell.value, True)}{spread} (n = {cell.count})"
+    spread = f" ± {cell.plain(cell.spread)}" if cell.spread is not None else ""
+    return f"{cell.show(cell.value)}{spread} (n = {cell.count})"
 
 
 def _deepest_fit(book: Book) -> str:

@@ -30,13 +30,13 @@ def _words(cell: Cell) -> str:
     if cell.value is not None or cell.text:
         number = _plain(cell.text) or cell.show(cell.value)
         words.append(f"**{number}**" if cell.best else number)
-        words += [f"± {cell.show(cell.spread)}"] if cell.spread is not None else []
+        words += [f"± {cell.plain(cell.spread)}"] if cell.spread else []
         words.append(f"n={cell.count}")
     if cell.note:
         words.append(f"_{_plain(cell.note)}_")
     if cell.paper is not None:
-        spread = f" ± {cell.show(cell.paper_spread)}" if cell.paper_spread is not None else ""
-        apart = f", {cell.show(cell.difference, sign=True)}" if cell.difference is not None else ""
+        spread = f" ± {cell.plain(cell.paper_spread)}" if cell.paper_spread is not None else ""
+        apart = f", {cell.apart}" if cell.apart else ""
         words.append(f"[{cell.show(cell.paper)}{spread}{apart}]")
     elif cell.paper_text:
         words.append(f"[{_plain(cell.paper_text)}]")

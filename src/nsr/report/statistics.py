@@ -21,6 +21,8 @@ def sample_std(values: Sequence[float]) -> float | None:
     """
     if len(values) < 2:
         return None
+    if min(values) == max(values):
+        return 0.0  # exactly, where rounding of the mean would leave a trace
     centre = mean(values)
     return sqrt(sum((value - centre) ** 2 for value in values) / (len(values) - 1))
 

@@ -1,6 +1,6 @@
 """A table: cells with our number, the paper's, the difference, and where ours comes from."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ class Cell:
     paper: float | None = None
     paper_spread: float | None = None
     style: str = ".2f"  # format specification for both numbers
+    signed: bool = False  # a gain is written with its sign
     note: str = ""  # why there is no number, or what else must be known
     text: str = ""  # shown instead of a number
     paper_text: str = ""
@@ -41,14 +42,21 @@ class Cell:
         """Ours minus the paper's."""
         return None if self.value is None or self.paper is None else self.value - self.paper
 
-    def show(self, number: float | None, sign: bool = False) -> str:
-        """A number in this cell's format, with a true minus sign."""
-        if number is None:
+    @property
+    def apart(self) -> str:
+        """The difference in words: its sign and size, ``=`` where the printed digits agree."""
+        if self.difference is None:
             return ""
-        text = format(number, ("+" if sign else "") + self.style)
-        if sign and not any(digit in text for digit in "123456789"):
-            text = "±" + text[1:]
-        return text.replace("-", "−") if "e" not in self.style else text
+        text = format(self.difference, "+" + self.style).replace("-", "−")
+        return text if any(digit in text.partition("e")[0] for digit in "123456789") else "="
+
+    def show(self, number: float | None) -> str:
+        """A number in this cell's format."""
+        return "" if number is None else format(number, "+" * self.signed + self.style).replace("-", "−")
+
+    def plain(self, number: float | None) -> str:
+        """A spread in this cell's format: never signed."""
+        return "" if number is None else format(number, self.style)
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,12 @@ class Row:
 
     names: tuple[str, ...]
     cells: tuple[Cell, ...]
+
+    @property
+    def remark(self) -> str:
+        """What holds for the row as a whole: that its data is out of reach and nothing was run."""
+        notes = {cell.note for cell in self.cells if cell != Cell()}
+        return NO_DATA if notes == {NO_DATA} else ""
 
 
 @dataclass(frozen=True)
@@ -96,7 +110,6 @@ def measured(
     style: str = ".2f",
     scale: float = 1.0,
     paper_where: Mapping[str, Any] | None = None,
-    reduce: Literal["mean", "max"] = "mean",
 ) -> Cell:
     """The cell of one configuration: mean and sample spread over its seeds or splits.
 
@@ -109,7 +122,6 @@ def measured(
         style: Format specification.
         scale: Ours times this is in the printed unit (100 for per cent).
         paper_where: What names the paper's row, where that is not ``experiment`` and ``where``.
-        reduce: ``max`` for bounds.
     """
     printed, printed_spread = (None, None)
     if label:
@@ -122,9 +134,7 @@ def measured(
         return replace(cell, note=cell.note or missing)
     values = {run.replicate: scale * run.metrics[metric] for run in runs}
     numbers = list(values.values())
-    value = max(numbers) if reduce == "max" else mean(numbers)
-    spread = None if reduce == "max" else sample_std(numbers)
-    return replace(cell, value=value, spread=spread, replicates=values, count=len(numbers))
+    return replace(cell, value=mean(numbers), spread=sample_std(numbers), replicates=values, count=len(numbers))
 
 
 def _out_of_reach(experiment: str, where: Mapping[str, Any]) -> bool:
@@ -139,13 +149,24 @@ def _why(book: Book, experiment: str, where: Mapping[str, Any]) -> str:
     return "; ".join(reasons)
 
 
+def pooled(cells: Sequence[Cell], reduce: Callable[[Iterable[float]], float]) -> Cell:
+    """One number from all runs behind several cells, such as the largest of them all."""
+    numbers = [number for cell in cells for number in cell.replicates.values()]
+    runs = tuple(run for cell in cells for run in cell.runs)
+    notes = dict.fromkeys(
+        cell.note for cell in cells if cell.note and (not numbers or cell.note not in (NOT_RUN, NO_DATA))
+    )
+    value = reduce(numbers) if numbers else None
+    return Cell(value, runs=runs, style=cells[0].style, count=len(numbers), note="; ".join(notes))
+
+
 def gain(before: Cell, after: Cell, printed: float | None = None) -> Cell:
     """``after - before`` over the seeds or splits that both have, with a paired test from ten pairs on."""
     if printed is None and before.paper is not None and after.paper is not None:
         printed = after.paper - before.paper
     differences = paired_differences(before.replicates, after.replicates)
     note = "" if differences else before.note or after.note or "no seed or split in common"
-    cell = Cell(paper=printed, style=after.style, runs=before.runs + after.runs, note=note)
+    cell = Cell(paper=printed, style=after.style, signed=True, runs=before.runs + after.runs, note=note)
     if not differences:
         return replace(cell, runs=())
     return replace(

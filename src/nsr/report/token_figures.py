@@ -34,8 +34,7 @@ def _miou_and_cost(book: Book, experiment: str, merger: str, point: str, variant
 
 def _cost_axis(experiment: str) -> Axis:
     costs = [row["gflops_paper"] for row in paper.rows(TABLE) if row["experiment"] == experiment]
-    ticks = tuple(round(max(costs) * share, 3 if max(costs) < 5 else 1) for share in (0.25, 0.33, 0.5, 0.75, 1.0))
-    return Axis(min(costs) / 1.08, max(costs) * 1.05, "GFLOPs, logarithmic", ticks, logarithmic=True)
+    return Axis(min(costs) / 1.08, max(costs) * 1.05, "GFLOPs, logarithmic", logarithmic=True)
 
 
 def _quality_axis(experiment: str) -> Axis:
@@ -166,18 +165,12 @@ def _gap_closure(book: Book) -> Figure:
         for i, (merger, point, cell) in enumerate(bars):
             what = f"{name(merger)} {name(point)}"
             if cell.paper is not None:
-                chart.bar(
-                    (i - 0.2, 0),
-                    (i - 0.2, cell.paper),
-                    10,
-                    MERGERS[merger],
-                    f"paper, {what}: {cell.paper:.1f} %",
-                    "hollow",
-                )
+                note = f"paper, {what}: {cell.paper:.1f} %"
+                chart.bar((i - 0.2, 0), (i - 0.2, cell.paper), 8, MERGERS[merger], note, "hollow")
             if cell.value is not None:
                 total += cell.count
                 note = f"{what}: {cell.value:.1f} %, n = {cell.count}"
-                chart.bar((i + 0.2, 0), (i + 0.2, cell.value), 10, MERGERS[merger], note)
+                chart.bar((i + 0.2, 0), (i + 0.2, cell.value), 8, MERGERS[merger], note)
         chart.rule((chart.x.low, 0), (chart.x.high, 0), "zero")
         panels.append(Panel(name(experiment), chart.svg()))
     return Figure(

@@ -37,7 +37,9 @@ SMALL = ViTShape((4, 6), 5, dim=48, depth=4, heads=3, patch=16)
 
 
 @pytest.mark.parametrize(
-    "rule", [None, ToMe(r=3), ToMe(r=100), PiToMe(keep=0.7), MPM((0, 1, 3))], ids=lambda rule: str(rule)
+    "rule",
+    [None, ToMe(r=3), ToMe(r=100), PiToMe(keep=0.7), PiToMe(0.8, proportional=False), MPM((0, 1, 3))],
+    ids=lambda rule: str(rule),
 )
 @pytest.mark.parametrize("with_nsr", [False, True])
 def test_executed_products_equal_torchs_own_count(rule, with_nsr):

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from nsr.cli import data
 from nsr.cli.check import check
+from nsr.cli.explain import explain
 from nsr.cli.flops import flops
 from nsr.cli.operating_point import operating_point
 
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(check)
 app.command()(flops)
+app.command()(explain)
 app.command()(operating_point)
 app.add_typer(data.app, name="data")
 

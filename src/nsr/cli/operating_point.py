@@ -50,7 +50,7 @@ def operating_point(
     else:
         setting = {"tome": "r", "pitome": "keep", "mpm": "blocks"}[merger]
         typer.echo(
-            f"{merger} with {setting} = {point.control}: {point.base / 1e9:.4f} GFLOPs, ÷ {point.achieved:.3f} of the full"
+            f"{merger} with {setting} = {point.control}: {point.base / 1e9:.4f} GFLOPs, the full ÷ {point.achieved:.3f}"
         )
 
 

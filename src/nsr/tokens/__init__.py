@@ -14,6 +14,7 @@ from nsr.tokens.tome import ToMe, tome_plan
 
 if TYPE_CHECKING:
     from nsr.tokens.segmenter import Segmenter
+    from nsr.tokens.segmenter_file import load_segmenter, save_segmenter
     from nsr.tokens.vit import MergedViT
     from nsr.tokens.weights import load_pretrained
 
@@ -35,8 +36,10 @@ __all__ = [
     "algm_local_plan",
     "dtem_soft_merge",
     "load_pretrained",
+    "load_segmenter",
     "mpm_plan",
     "pitome_plan",
+    "save_segmenter",
     "tome_plan",
     "write_back",
 ]
@@ -46,6 +49,8 @@ _LAZY = {
     "MergedViT": "nsr.tokens.vit",
     "Segmenter": "nsr.tokens.segmenter",
     "load_pretrained": "nsr.tokens.weights",
+    "load_segmenter": "nsr.tokens.segmenter_file",
+    "save_segmenter": "nsr.tokens.segmenter_file",
 }
 
 

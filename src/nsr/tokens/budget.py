@@ -72,6 +72,7 @@ class MergeEvent:
         members: ``M``, the members that NSR encodes, as the paper counts them.
         matching: Multiply-accumulates of the similarity scores, as the paper counts them.
         matching_executed: The same for the products that the rule really runs.
+        proportional: Whether later attention weighs keys by their sizes.
     """
 
     block: int
@@ -82,6 +83,7 @@ class MergeEvent:
     members: int
     matching: int
     matching_executed: int
+    proportional: bool
 
 
 def merge_events(shape: ViTShape, rule: MergeRule, pairs: Sequence[int] | None = None) -> list[MergeEvent]:
@@ -113,7 +115,9 @@ def _tome_events(shape: ViTShape, rule: ToMe) -> list[MergeEvent]:
             # the paper's even positions have the class token among them, which no product needs
             even, odd = (tokens + 1) // 2, tokens // 2
             paper, executed = even * odd * shape.head_dim, (even - 1) * odd * shape.head_dim
-            events.append(MergeEvent(block, False, tokens, merged, even, even + merged, paper, executed))
+            events.append(
+                MergeEvent(block, False, tokens, merged, even, even + merged, paper, executed, rule.proportional)
+            )
         tokens -= merged
     return events
 
@@ -131,7 +135,11 @@ def _pitome_events(shape: ViTShape, rule: PiToMe) -> list[MergeEvent]:
             paper = patches**2 * shape.head_dim
             sides = (patches - half) * half if everyone else merged**2
             executed = paper + sides * shape.head_dim
-            events.append(MergeEvent(block, False, patches + 1, merged, groups, groups + merged, paper, executed))
+            events.append(
+                MergeEvent(
+                    block, False, patches + 1, merged, groups, groups + merged, paper, executed, rule.proportional
+                )
+            )
         patches -= merged
     return events
 
@@ -150,7 +158,7 @@ def _mpm_events(shape: ViTShape, rule: MPM, pairs: Sequence[int] | None) -> list
             )
         matching = patches**2 * shape.dim
         executed = matching if patches > 1 else 0
-        events.append(MergeEvent(block, True, patches + 1, merged, merged, 2 * merged, matching, executed))
+        events.append(MergeEvent(block, True, patches + 1, merged, merged, 2 * merged, matching, executed, False))
         patches -= merged
     return events
 
@@ -195,7 +203,7 @@ def executed_flops(shape: ViTShape, events: Sequence[MergeEvent], nsr: bool) -> 
         if event:
             total += event.matching_executed
             total += _executed_site(d, event.merged) if nsr else 0
-            if not event.before_block:  # sizes differ from here on
+            if event.proportional:  # sizes differ from here on
                 attention_width = shape.heads * biased_width(shape.head_dim)
         tokens = after
     return total + (CODE * shape.patches * d if nsr and events else 0)

@@ -86,6 +86,7 @@ class MergedViT(nn.Module):
         if img_size is not None:
             host.resize(self.backbone, img_size)
         self.merger = merger
+        self.residual = residual
         self.layers = merger.layers(self.depth) if merger is not None else ()
         self.embeddings = nn.ModuleDict()
         if isinstance(merger, DTEM):
@@ -240,18 +241,22 @@ class MergedViT(nn.Module):
             size = torch.ones(x.shape[:2], device=x.device)
         if token_of_patch is None:
             token_of_patch = torch.arange(prefix, x.shape[1], device=x.device).expand(x.shape[0], -1)
-        y = plan.merge(x)
-        tokens, merged_size = y, plan.merged_size(size)
+        merged_size = plan.merged_size(size) if plan.size is None else plan.size
+        branch = self._branch(index, grid)
+        branch = branch if branch is not None and branch.enabled else None
+        member_codes = None
         if self.training and isinstance(self.merger, DTEM):
             tokens, merged_size = self.merger.soft_merge(plan, metric, x, size, prefix)
-        branch = self._branch(index, grid)
-        if branch is not None and branch.enabled:
-            update, member_codes = branch(plan, x, y)
-            if update is not None:
-                tokens = tokens + update
-            if self.spatial is not None and self.spatial.enabled:
-                written = write_back(member_codes, token_of_patch)
-                codes = written if codes is None else codes + written
+            if branch is not None:
+                update, member_codes = branch(plan, x, plan.merge(x))
+                tokens = tokens if update is None else tokens + update
+        elif branch is not None:
+            tokens, member_codes = branch.merge(plan, x)
+        else:
+            tokens = plan.merge(x)
+        if member_codes is not None and self.spatial is not None and self.spatial.enabled:
+            written = write_back(member_codes.float(), token_of_patch)
+            codes = written if codes is None else codes + written
         return TokenState(tokens, merged_size, plan.valid, plan.route(token_of_patch), codes)
 
     def _branch(self, index: int, grid: tuple[int, int]) -> TokenBranch | None:

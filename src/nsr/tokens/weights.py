@@ -6,10 +6,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
+
+from nsr.tokens.host import require_plain_vit
 
 
-def load_pretrained(backbone: VisionTransformer, path: str | Path) -> None:
+def load_pretrained(backbone: nn.Module, path: str | Path) -> None:
     """Load a timm checkpoint, resizing its position embeddings to the backbone's grid.
 
     A classifier of another number of classes is left out; anything else that does not fit is an error, and the backbone
@@ -22,6 +24,7 @@ def load_pretrained(backbone: VisionTransformer, path: str | Path) -> None:
     Raises:
         ValueError: The file is missing, unreadable, or of another architecture.
     """
+    vit = require_plain_vit(backbone)
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"There is no checkpoint at {path}.")
@@ -35,7 +38,7 @@ def load_pretrained(backbone: VisionTransformer, path: str | Path) -> None:
             del tensors[name]
     expected = {name for name in own if name in tensors or not name.startswith(("head.", "head_dist."))}
     if "pos_embed" in own and "pos_embed" in tensors and tensors["pos_embed"].shape != own["pos_embed"].shape:
-        tensors["pos_embed"] = _to_grid(backbone, tensors["pos_embed"])
+        tensors["pos_embed"] = _to_grid(vit, tensors["pos_embed"])
     wrong = sorted(
         name
         for name in expected | tensors.keys()

@@ -13,7 +13,7 @@ from nsr.graph.models import Backbone, GraphModel
 from nsr.training.batch_norm import row_weights, weigh_batch_norm
 from nsr.training.tree_sharing import SharedTrees, assign_slots
 
-DEPTH, LEAVES, BATCH = 3, 8, 20
+DEPTH, LEAVES, BATCH = 3, 8, 24
 
 
 def plain_logits(model: nn.Module, permutations: np.ndarray, queries: np.ndarray, weight: Tensor) -> Tensor:
@@ -33,24 +33,27 @@ def build(backbone: Backbone) -> GraphModel:
     return GraphModel(backbone, encoder, width=8, outputs=LEAVES, layers=DEPTH + 1, readout="root").double()
 
 
-def batch(padded: int) -> tuple[np.ndarray, np.ndarray, Tensor, Tensor]:
-    """Pairs over few trees, so that sharing happens; the last ``padded`` only fill up."""
+def batch(kind: str) -> tuple[np.ndarray, np.ndarray, Tensor]:
+    """Pairs over few trees, so that sharing happens, and which of them count."""
     rng = np.random.default_rng(0)
-    tree, query = rng.integers(0, 6, BATCH), rng.integers(1, LEAVES + 1, BATCH)
     weight = torch.ones(BATCH, dtype=torch.float64)
-    weight[BATCH - padded :] = 0
-    label = torch.from_numpy(tree_task(DEPTH).permutations[tree, query - 1]) - 1
-    return tree, query, weight, label
+    if kind == "grouped":
+        return np.repeat([0, 2, 4], LEAVES), np.tile(np.arange(1, LEAVES + 1), 3), weight
+    if kind == "filled up":
+        weight[-3:] = 0
+    return rng.integers(0, 6, BATCH), rng.integers(1, LEAVES + 1, BATCH), weight
 
 
-@pytest.mark.parametrize("padded", [0, 3])
+@pytest.mark.parametrize("batched", ["full", "filled up", "grouped"])
 @pytest.mark.parametrize("backbone", ["gcn", "sage", "gin"])
-def test_equal_to_whole_trees(backbone: Backbone, padded: int) -> None:
+def test_equal_to_whole_trees(backbone: Backbone, batched: str) -> None:
     plain = weigh_batch_norm(build(backbone))
-    shared = SharedTrees(copy.deepcopy(plain), DEPTH, BATCH, slots=7)
+    slots = 3 if batched == "grouped" else 7
+    shared = SharedTrees(copy.deepcopy(plain), DEPTH, BATCH, slots, grouped=batched == "grouped")
     permutations = tree_task(DEPTH).permutations
-    tree, query, weight, label = batch(padded)
-    slot, content = assign_slots(torch.from_numpy(tree), 7)
+    tree, query, weight = batch(batched)
+    label = torch.from_numpy(permutations[tree, query - 1]) - 1
+    slot, content = assign_slots(torch.from_numpy(tree), slots)
 
     expected = plain_logits(plain, permutations[tree], query, weight)
     out = shared(torch.from_numpy(permutations)[content], torch.from_numpy(query), slot, weight)

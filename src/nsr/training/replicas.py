@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map
 
 # Each tensor starts on a 64-byte boundary of its row, as matrix products like it.
 _ALIGN = 16
@@ -73,6 +74,10 @@ class Replicas:
 
             return function(model, *inputs)
 
+        if self.count == 1:  # nothing to batch: the same without the cost of vmap
+            alone = [x if dim is None else x.squeeze(dim) for x, dim in zip(args, in_dims, strict=True)]
+            parameters, buffers = ({n: x.squeeze(0) for n, x in d.items()} for d in (self.parameters, self.buffers))
+            return tree_map(lambda out: out.unsqueeze(0), one(parameters, buffers, *alone))
         return vmap(one, in_dims=(0, 0, *in_dims), randomness="error")(self.parameters, self.buffers, *args)
 
     def backward(self, losses: Tensor) -> None:

@@ -57,6 +57,7 @@ def train_trees(
     *,
     epochs: int = EPOCHS,
     rule: PlateauRule = RULE,
+    trees_per_batch: int | None = None,
     device: torch.device | str = "cpu",
     max_seconds: float | None = None,
     watch: Watch = nobody,
@@ -71,6 +72,8 @@ def train_trees(
         tasks: One a model, each with its own seed, which also orders its batches.
         epochs: At most so many.
         rule: Schedule and stopping; a replica at 100 % stops.
+        trees_per_batch: By default batches are samples in random order, as the paper has them. With a number, a batch
+            is so many trees with all of their training queries: far less work a sample, but not the paper's batches.
         device: Where to train.
         max_seconds: Stop after about this time and report what has been reached.
         watch: Told where the run stands every ``look_every`` epochs.
@@ -79,7 +82,7 @@ def train_trees(
         configuration: What makes a checkpoint that of this run.
     """
     device = torch.device(device)
-    trainer = _Trainer(models, tasks, rule, device)
+    trainer = _Trainer(models, tasks, rule, trees_per_batch, device)
     configuration = configuration or {}
     found = checkpoint.load(save_to, configuration) if save_to else None
     done = 0
@@ -114,7 +117,12 @@ class _Trainer:
     """The tensors of a run. A step reads and writes them in place, so it can be captured and replayed."""
 
     def __init__(
-        self, models: Sequence[GraphModel], tasks: Sequence[TreeTask], rule: PlateauRule, device: torch.device
+        self,
+        models: Sequence[GraphModel],
+        tasks: Sequence[TreeTask],
+        rule: PlateauRule,
+        trees_per_batch: int | None,
+        device: torch.device,
     ) -> None:
         depths = {task.depth for task in tasks}
         if len(depths) != 1 or len(tasks) != len(models):
@@ -123,28 +131,28 @@ class _Trainer:
                 f"of depths {sorted(depths)}."
             )
         depth = depths.pop()
-        self.tasks, self.device = tasks, device
-        self.batch = BATCH[depth]
+        self.tasks, self.device, self.grouped = tasks, device, trees_per_batch is not None
         self.permutations = _stack([task.permutations for task in tasks], device)  # shape: [R, P, L]
+        replicas, trees, leaves = self.permutations.shape
         self.train = _stack([task.train for task in tasks], device)  # shape: [R, M]
-        self.slots = min(self.permutations.shape[1], self.batch)
-        shared = [SharedTrees(model, depth, self.batch, self.slots, device) for model in models]
+        self.counted = torch.zeros(replicas, trees * leaves, device=device).scatter(1, self.train, 1.0)
+        self.slots = trees_per_batch or min(trees, BATCH[depth])
+        self.batch = self.slots * leaves if self.grouped else BATCH[depth]
+        shared = [SharedTrees(model, depth, self.batch, self.slots, self.grouped, device) for model in models]
         self.replicas = Replicas(shared, device)
-        self.plateau = Plateau(rule, len(models), device)
+        self.plateau = Plateau(rule, replicas, device)
         self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
         self.seeds = torch.tensor([task.seed for task in tasks], device=device)
-        self.steps = -(-self.train.shape[1] // self.batch)
-        self.order = torch.zeros(len(models), self.steps, self.batch, dtype=torch.int64, device=device)
-        self.weight = (torch.arange(self.order[0].numel(), device=device) < self.train.shape[1]).float()
-        self.weight = self.weight.view(self.steps, self.batch)
+        self.steps = -(-(trees * leaves if self.grouped else self.train.shape[1]) // self.batch)
+        self.order = torch.zeros(replicas, self.steps, self.batch, dtype=torch.int64, device=device)
+        self.weight = torch.zeros(replicas, self.steps, self.batch, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self.correct = torch.zeros(len(models), device=device)
+        self.correct = torch.zeros(replicas, device=device)
         self.step = CapturedStep(self._step, device)
 
     def epoch(self, number: int) -> Tensor:
         """Train one epoch; the accuracy over it, ``[R]``."""
-        order = permutation(self.train.shape[1], key_of(self.seeds, _SHUFFLE, number))
-        self.order.flatten(1)[:, : order.shape[1]] = self.train.gather(1, order)
+        self._shuffle(key_of(self.seeds, _SHUFFLE, number))
         self.cursor.zero_()
         self.correct.zero_()
         for _ in range(self.steps):
@@ -153,12 +161,25 @@ class _Trainer:
         self.replicas.keep(self.best, self.plateau.update(accuracy))
         return accuracy
 
+    def _shuffle(self, key: Tensor) -> None:
+        """Order the epoch's samples; what fills up the last batch does not count."""
+        if self.grouped:
+            leaves = self.permutations.shape[2]
+            trees = permutation(self.permutations.shape[1], key)
+            samples = (trees.unsqueeze(2) * leaves + torch.arange(leaves, device=self.device)).flatten(1)
+            counts = self.counted.gather(1, samples)
+        else:
+            samples = self.train.gather(1, permutation(self.train.shape[1], key))
+            counts = torch.ones_like(samples, dtype=self.weight.dtype)
+        self.order.flatten(1)[:, : samples.shape[1]] = samples
+        self.weight.flatten(1)[:, : samples.shape[1]] = counts
+
     def _step(self) -> None:
         samples = self.order.index_select(1, self.cursor).squeeze(1)  # shape: [R, B]
-        weight = self.weight.index_select(0, self.cursor).squeeze(0)  # shape: [B]
+        weight = self.weight.index_select(1, self.cursor).squeeze(1)
         logits, label = self._logits(self.permutations, samples, weight, training=True)
         losses = F.cross_entropy(logits.transpose(1, 2), label, reduction="none")  # shape: [R, B]
-        self.replicas.backward((losses * weight).sum(1) / weight.sum())
+        self.replicas.backward((losses * weight).sum(1) / weight.sum(1))
         self.replicas.adam(self.plateau.rate * self.plateau.active)
         self.correct.add_(((logits.argmax(2) == label) * weight).sum(1))
         self.cursor.add_(1)
@@ -168,7 +189,7 @@ class _Trainer:
         leaves = permutations.shape[2]
         tree, query = samples // leaves, samples % leaves + 1
         label = permutations.flatten(1).gather(1, samples) - 1
-        slot, content = assign_slots(tree, self.slots)
+        slot, content = (tree, tree[:, ::leaves]) if self.grouped else assign_slots(tree, self.slots)
         values = permutations.gather(1, content.unsqueeze(2).expand(-1, -1, leaves))  # shape: [R, S, L]
         logits = self.replicas.call(
             lambda model, *batch: model(*batch),
@@ -176,37 +197,37 @@ class _Trainer:
             query,
             slot,
             weight,
-            in_dims=(0, 0, 0, None),
+            in_dims=(0, 0, 0, 0),
             training=training,
         )
         return logits, label
 
     @torch.no_grad()
-    def accuracy(self, permutations: Tensor, samples: Tensor) -> list[float]:
-        """With the present weights at rest, of samples ``[R, M]`` over permutations ``[R, P', L]``."""
-        correct = torch.zeros_like(self.correct)
-        for part in samples.split(self.batch, dim=1):
-            filled = F.pad(part, (0, self.batch - part.shape[1]))
-            weight = (torch.arange(self.batch, device=self.device) < part.shape[1]).float()
-            logits, label = self._logits(permutations, filled, weight, training=False)
-            correct += ((logits.argmax(2) == label) * weight).sum(1)
-        return (correct / samples.shape[1]).tolist()
+    def correct_answers(self, permutations: Tensor) -> Tensor:
+        """Whether each query of permutations ``[R, P', L]`` is answered right with the present weights at rest."""
+        replicas, trees, leaves = permutations.shape
+        right = []
+        for part in torch.arange(trees * leaves, device=self.device).split(self.batch):
+            samples = F.pad(part, (0, self.batch - len(part))).expand(replicas, -1)
+            weight = (torch.arange(self.batch, device=self.device) < len(part)).float().expand(replicas, -1)
+            logits, label = self._logits(permutations, samples, weight, training=False)
+            right.append((logits.argmax(2) == label)[:, : len(part)])
+        return torch.cat(right, dim=1)  # shape: [R, P' L]
 
     def outcome(self, epochs: int, seconds: float) -> TreeOutcome:
         """The results, with the best weights of each replica."""
         self.replicas.restore(self.best)
-        leaves = self.permutations.shape[2]
+        right = self.correct_answers(self.permutations)
         test = _stack([task.test for task in self.tasks], self.device)
         fresh_accuracy = None
         if self.tasks[0].depth > 2:
-            count = min(_FRESH_SAMPLES // leaves, self.slots)
+            count = _FRESH_SAMPLES // self.permutations.shape[2]
             fresh = _stack([task.fresh(count) for task in self.tasks], self.device)
-            every = torch.arange(count * leaves, device=self.device).expand(len(self.tasks), -1)
-            fresh_accuracy = self.accuracy(fresh, every)
+            fresh_accuracy = _mean(self.correct_answers(fresh))
         return TreeOutcome(
             train_accuracy=self.plateau.best.tolist(),
-            train_accuracy_at_best=self.accuracy(self.permutations, self.train),
-            test_accuracy=self.accuracy(self.permutations, test),
+            train_accuracy_at_best=_mean(right.gather(1, self.train)),
+            test_accuracy=_mean(right.gather(1, test)),
             fresh_accuracy=fresh_accuracy,
             best_epoch=self.plateau.best_evaluation.tolist(),
             epochs=epochs,
@@ -225,3 +246,7 @@ class _Trainer:
 
 def _stack(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:
     return torch.from_numpy(np.stack(arrays)).to(device)
+
+
+def _mean(right: Tensor) -> list[float]:
+    return right.double().mean(1).tolist()

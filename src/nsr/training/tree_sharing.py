@@ -11,6 +11,8 @@ One layer sees one small graph that is the same for every batch; which tree a ro
                             each root, copied         what is no longer needed is cut from the end
     updated  yes            no                        levels that the next layers need
 
+Where a batch holds every query of its trees (*grouped*), the roots' children are known beforehand: nothing is copied.
+
 Logits and gradients are those of the plain form, ``B`` whole trees in one batch, to rounding. BatchNorm looks at every
 node of the plain form: there nothing is cut, and each row counts as often as it occurs there.
 """
@@ -51,15 +53,24 @@ class SharedTrees(nn.Module):
         depth: ``d`` of the trees.
         batch: ``B``, the number of (tree, query) pairs in a batch.
         slots: ``S``, the most different trees in a batch.
+        grouped: Pair ``b`` always belongs to tree ``b // L``, so that ``B = S L``.
         device: Where the graphs live.
     """
 
     def __init__(
-        self, model: GraphModel, depth: int, batch: int, slots: int, device: torch.device | str = "cpu"
+        self,
+        model: GraphModel,
+        depth: int,
+        batch: int,
+        slots: int,
+        grouped: bool = False,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
+        assert not grouped or batch == slots * 2**depth, "a grouped batch holds every query of its trees"
         self.model: GraphModel = weigh_batch_norm(model)
         self.depth, self.batch, self.slots = depth, batch, slots
+        self.copies = 0 if grouped else 2 * batch
         self.cuts = not any(isinstance(module, nn.BatchNorm1d) for module in model.modules())
         # No buffers: the graphs are the same for all replicas and are not stacked with the weights.
         self.graphs = [self._graph(number, len(model.layers), device) for number in range(1, len(model.layers) + 1)]
@@ -80,13 +91,13 @@ class SharedTrees(nn.Module):
             ``[B, L]``.
         """
         root, tree = self._encode(permutations, query)
-        children = (2 * slot.unsqueeze(1) + torch.arange(2, device=slot.device)).flatten()
+        children = (2 * slot.unsqueeze(1) + torch.arange(2, device=slot.device)).flatten()[: self.copies]
         counts = None if self.cuts else self._counts(slot, weight)
         with row_weights(self.model, counts):
             for layer, graph in zip(self.model.layers, self.graphs, strict=True):
                 rows = torch.cat([root, tree.index_select(0, children), tree[: graph.rows]])
                 rows = layer(rows, graph.edge_index)
-                root, tree = rows[: self.batch], rows[3 * self.batch :][: graph.kept]
+                root, tree = rows[: self.batch], rows[self.batch + self.copies :][: graph.kept]
         return self.model.head(root)
 
     def _encode(self, permutations: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,24 +118,28 @@ class SharedTrees(nn.Module):
         """How often each row stands in the plain form: a copied child never, a tree once for each of its roots."""
         trees = weight.new_zeros(self.slots).scatter_add(0, slot, weight)
         levels = [trees.repeat_interleave(2**level) for level in range(1, self.depth + 1)]
-        return torch.cat([weight, torch.zeros_like(weight).repeat(2), *levels])
+        return torch.cat([weight, weight.new_zeros(self.copies), *levels])
 
     def _graph(self, number: int, layers: int, device: torch.device | str) -> LayerGraph:
         """The graph of layer ``number``, counted from 1."""
         updated = min(layers - number, self.depth) if self.cuts else self.depth
-        read = 0 if updated == 0 else min(updated + 1, self.depth)
+        read = 0 if updated == 0 and self.copies else min(updated + 1, self.depth)
+        trees = self.batch + self.copies  # where the tree rows begin
 
-        def level(k: int) -> Tensor:  # rows of level k among the trees
-            return 3 * self.batch + self._rows(k - 1) + torch.arange(self.slots * 2**k)
+        def level(k: int) -> Tensor:
+            return trees + self._rows(k - 1) + torch.arange(self.slots * 2**k)
 
         roots = torch.arange(self.batch)
-        copies = self.batch + torch.arange(2 * self.batch)
-        edges = [(roots, roots), (copies, roots.repeat_interleave(2))]
+        if self.copies:
+            children = self.batch + torch.arange(self.copies)
+        else:
+            children = level(1).view(-1, 1, 2).expand(-1, 2**self.depth, -1).flatten()
+        edges = [(roots, roots), (children, roots.repeat_interleave(2))]
         edges += [(level(k), level(k)) for k in range(1, updated + 1)]
         edges += [(level(k), level(k - 1).repeat_interleave(2)) for k in range(2, read + 1)]
         source = torch.cat([s for s, _ in edges])
         target = torch.cat([t for _, t in edges])
-        degree = torch.full((3 * self.batch + self._rows(read),), 3.0)  # two children and itself
+        degree = torch.full((trees + self._rows(read),), 3.0)  # two children and itself
         if read == self.depth:
             degree[level(self.depth)] = 1.0  # a leaf has its self-loop alone
         weight = (degree[source] * degree[target]).rsqrt()

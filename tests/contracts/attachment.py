@@ -44,7 +44,6 @@ class AttachmentContract:
         torch.manual_seed(0)
         return self.cases[name]
 
-
     def test_attaching_changes_nothing(self, case: Case) -> None:
         model, inputs = case.make().eval(), case.inputs()
         plain = outputs(model, inputs)

@@ -159,13 +159,14 @@ def test_message_view_reproduces_the_aggregate(name: str, graph: tuple[Tensor, T
     torch.testing.assert_close(members.aggregate(members.messages), as_table(conv, aggregate), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:Converting sparse")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 @pytest.mark.parametrize(
     "name",
     ["gcn", "gcn unnormalised", "sage mean", "sage sum", "graph mean", "gat", "gatv2", "transformer", "sg", "tag"],
 )
 def test_a_sparse_adjacency_gives_the_same_members(
-    name: str, layout: torch.layout, graph: tuple[Tensor, Tensor], recwarn: pytest.WarningsRecorder
+    name: str, layout: torch.layout, graph: tuple[Tensor, Tensor]
 ) -> None:
     x, edge_index = graph
     edge_index = edge_index[:, edge_index[0] != edge_index[1]]  # PyG adds a second self-loop in a sparse matrix
@@ -182,6 +183,7 @@ def dense(members: Members, sources: int) -> Tensor:
     return matrix.index_put((members.target, members.source), members.coefficient.detach(), accumulate=True)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
 def test_the_fused_message_view_is_the_same(graph: tuple[Tensor, Tensor]) -> None:
     """LGConv multiplies with a sparse adjacency without ever making its messages."""
     x, edge_index = graph

@@ -72,8 +72,9 @@ def attach(
     plan, refused = _plan(model, include, example)
     branches = [_branch(place, source, init, width, dropout) for place in plan]  # all of them before any is attached
     for place, branch in zip(plan, branches, strict=True):
+        like = next((p for p in place.host.parameters() if p.is_floating_point()), torch.empty(0))
+        place.host.add_module(CHILD, branch.to(device=like.device, dtype=like.dtype))
         exchange_site(place.host, Corrected, place.reader)
-        place.host.add_module(CHILD, branch)
     return Sites(
         tuple(_site(place, branch) for place, branch in zip(plan, branches, strict=True)),
         tuple(refused),
@@ -180,9 +181,7 @@ def _branch(
     if width is None:
         width = max(out, min(in_source, 64))
         width += -width % heads  # each head has an equal share
-    branch = GraphResidual(in_source, in_target, width, out, heads, source, dropout, init)
-    like = next((p for p in place.host.parameters() if p.is_floating_point()), None)
-    return branch if like is None else branch.to(device=like.device, dtype=like.dtype)
+    return GraphResidual(in_source, in_target, width, out, heads, source, dropout, init)
 
 
 def _site(place: Place, branch: GraphResidual) -> Site:

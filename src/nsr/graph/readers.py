@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import aggr as pyg_aggr
 from torch_geometric.nn import conv as pyg
 from torch_geometric.nn.conv import MessagePassing
@@ -164,7 +165,7 @@ def _edges(conv: MessagePassing, edge_index: Any) -> tuple[Tensor, Tensor, Tenso
     if is_sparse(edge_index):
         (target, source), values = to_edge_index(edge_index)
         return source, target, values
-    plain = edge_index.as_subclass(Tensor).long()
+    plain = (edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index).long()
     source, target = plain if conv.flow == "source_to_target" else plain.flip(0)
     return source, target, None
 

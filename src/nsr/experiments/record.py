@@ -1,0 +1,130 @@
+"""One small JSON a run: what was run, with what, on what, and what came out. The report reads nothing else."""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """The result of one run.
+
+    Attributes:
+        experiment: Which table or figure, and the folder of the file.
+        cell: Which cell of it, as names and values; they also name the file.
+        metrics: Numbers, accuracies as fractions of one.
+        config: Everything else that decides the outcome. A run whose record has the same is not run again.
+        command: What repeats it.
+        environment: See :func:`environment`.
+        seconds: Wall time of the run; for replicas that ran together, of all of them.
+        status: ``"done"``, or ``"stopped"`` where a time limit ended the run before its own criterion did.
+    """
+
+    experiment: str
+    cell: dict[str, Any]
+    metrics: dict[str, Any]
+    config: dict[str, Any]
+    command: str
+    seconds: float
+    environment: dict[str, Any] = field(default_factory=dict)
+    status: str = "done"
+    schema: int = SCHEMA
+
+
+def path_of(results: Path, experiment: str, cell: dict[str, Any]) -> Path:
+    """``results/<experiment>/<value>-<value>-....json``."""
+    return results / experiment / f"{'-'.join(str(value) for value in cell.values())}.json"
+
+
+def write(results: Path, record: Record) -> Path:
+    """Write a record as a whole or not at all; what was there before is replaced."""
+    path = path_of(results, record.experiment, record.cell)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    text = json.dumps(_finite(asdict(record)), indent=1, allow_nan=False)
+    try:
+        with partial.open("w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def read(path: Path) -> Record:
+    """One record.
+
+    Raises:
+        ValueError: The file is no record of this schema.
+    """
+    try:
+        content = json.loads(path.read_text())
+        record = Record(**content)
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{path} is not a result ({error}). Delete it, or repeat the run with --force.") from error
+    if record.schema != SCHEMA:
+        raise ValueError(f"{path} has schema {record.schema}; this version reads {SCHEMA}.")
+    return record
+
+
+def exists(results: Path, experiment: str, cell: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether this very run has been made: the same cell with the same configuration."""
+    path = path_of(results, experiment, cell)
+    return path.is_file() and read(path).config == json.loads(json.dumps(config))
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Commit, versions and device of this process."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": name,
+        "matmul": torch.get_float32_matmul_precision(),
+    }
+
+
+def command_line() -> str:
+    """What the user typed, with the program by its plain name."""
+    return " ".join(["nsr", *sys.argv[1:]])
+
+
+def _commit() -> str:
+    """The commit of the source tree, with a ``+`` where it has been changed; empty outside a repository."""
+    folder = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--", "src"],
+            cwd=folder.parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no ``nan``: what is not a finite number is null."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

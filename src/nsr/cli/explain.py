@@ -1,5 +1,6 @@
 """``nsr explain``: what merging throws away of a picture, seen."""
 
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,14 +60,14 @@ def explain(
     explanation = follow(network, normalise(picture))
     target = out if out is not None else Path(f"{image.stem}-merged")
     target.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{image.name} through {model} with {vit.merger}"
+    title = f"{image.name} through {model}, {_describe(vit.merger)}"
     png, page = (target.with_name(target.name + suffix) for suffix in (".png", ".html"))
     write_figure(png, picture, explanation, title)
     write_page(page, picture, explanation, title)
-    last = explanation.blocks[-1]
+    forgotten = max(explanation.blocks, key=lambda view: view.lost_share)
     typer.echo(
-        f"{explanation.blocks[0].token_of_patch.numel()} patches become {last.tokens} tokens; the last merge forgets "
-        f"{last.lost_share:.0%} of them.\n{png}\n{page}"
+        f"{explanation.blocks[0].token_of_patch.numel()} patches become {explanation.blocks[-1].tokens} tokens; block "
+        f"{forgotten.block} forgets most, {forgotten.lost_share:.0%}.\n{png}\n{page}"
     )
 
 
@@ -102,6 +103,13 @@ def _create(model: str, pretrained: bool) -> "torch.nn.Module":
         raise ValueError(
             f"timm could not load weights for {model} ({error}). Give a local file with --weights."
         ) from error
+
+
+def _describe(rule: "MergeRule | None") -> str:
+    """The rule and its chosen settings: ``ToMe, r = 14``."""
+    assert is_dataclass(rule)
+    chosen = [f for f in fields(rule) if f.init and getattr(rule, f.name) != f.default]
+    return ", ".join([type(rule).__name__, *(f"{f.name} = {getattr(rule, f.name)}" for f in chosen)])
 
 
 def _parse_size(text: str) -> tuple[int, int]:

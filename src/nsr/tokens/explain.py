@@ -49,6 +49,11 @@ class Explanation:
     prediction_without: Tensor | None = None
 
     @property
+    def merges(self) -> list[BlockView]:
+        """The blocks in which something merged."""
+        return [view for view in self.blocks if view.lost_share > 0]
+
+    @property
     def total_residual(self) -> Tensor:
         """What each patch lost over all merges, ``[h, w]``: the root of the sum of its squared shares."""
         return torch.stack([view.residual for view in self.blocks]).square().sum(dim=0).sqrt()

@@ -84,7 +84,7 @@ def write_figure(path: Path, image: Tensor, explanation: Explanation, title: str
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    chosen = choose_blocks(len(explanation.blocks), 6)
+    chosen = spread(explanation.merges or explanation.blocks, 6)
     highest = highest_energy(explanation)
     ratio = image.shape[1] / image.shape[2]
     figure = plt.figure(figsize=(2.35 * (len(chosen) + 1) + 0.6, 2.35 * ratio * 2 + 3.9), dpi=130, layout="constrained")
@@ -93,10 +93,11 @@ def write_figure(path: Path, image: Tensor, explanation: Explanation, title: str
     _show(figure.add_subplot(cells[0, 0]), image, "the picture")
     total = explanation.total_residual
     _show(figure.add_subplot(cells[1, 0]), heat_map(image, total, float(total.max()) or 1.0), "forgotten, all blocks")
-    for column, index in enumerate(chosen, start=1):
-        view = explanation.blocks[index]
+    for column, view in enumerate(chosen, start=1):
         _show(
-            figure.add_subplot(cells[0, column]), merge_map(image, view), f"after block {index}: {view.tokens} tokens"
+            figure.add_subplot(cells[0, column]),
+            merge_map(image, view),
+            f"after block {view.block}: {view.tokens} tokens",
         )
         caption = f"forgets {view.lost_share:.0%}" if view.lost_share else "no merge here"
         _show(figure.add_subplot(cells[1, column]), heat_map(image, view.residual, highest), caption)
@@ -105,7 +106,7 @@ def write_figure(path: Path, image: Tensor, explanation: Explanation, title: str
     bar.set_label("% of a token forgotten, ‖z‖/‖x‖", fontsize=8)
     predictions = named_predictions(explanation)
     last = halves[1].subgridspec(1, 1 + len(predictions), width_ratios=[3.2] + [1] * len(predictions))
-    _chart(figure.add_subplot(last[0]), explanation.blocks)
+    _chart(figure.add_subplot(last[0]), explanation)
     for column, (name, prediction) in enumerate(predictions.items(), start=1):
         _show(figure.add_subplot(last[column]), class_map(image, prediction), name)
     figure.suptitle(title, fontsize=12, fontweight="bold")
@@ -122,11 +123,11 @@ def named_predictions(explanation: Explanation) -> dict[str, Tensor]:
     return {"without NSR": explanation.prediction_without, "with NSR": explanation.prediction}
 
 
-def choose_blocks(depth: int, most: int) -> list[int]:
-    """At most ``most`` blocks, first and last among them, evenly spread."""
-    if depth <= most:
-        return list(range(depth))
-    return [round(i * (depth - 1) / (most - 1)) for i in range(most)]
+def spread(views: Sequence[BlockView], most: int) -> list[BlockView]:
+    """At most ``most`` of the views, first and last among them, evenly spread."""
+    if len(views) <= most:
+        return list(views)
+    return [views[round(i * (len(views) - 1) / (most - 1))] for i in range(most)]
 
 
 def _show(axes: "Axes", pixels: Tensor, caption: str) -> None:
@@ -135,7 +136,8 @@ def _show(axes: "Axes", pixels: Tensor, caption: str) -> None:
     axes.set_axis_off()
 
 
-def _chart(axes: "Axes", blocks: Sequence[BlockView]) -> None:
+def _chart(axes: "Axes", explanation: Explanation) -> None:
+    blocks, merges = explanation.blocks, explanation.merges
     index = [view.block for view in blocks]
     axes.bar(index, [view.tokens for view in blocks], color="#9db8d2", label="patch tokens left")
     merged = [view.tokens * view.merged_share for view in blocks]
@@ -145,9 +147,8 @@ def _chart(axes: "Axes", blocks: Sequence[BlockView]) -> None:
     axes.set_xticks(index)
     axes.spines[["top", "right"]].set_visible(False)
     share = axes.twinx()
-    share.plot(
-        index, [100 * view.lost_share for view in blocks], color="#d1495b", marker="o", label="forgotten, ‖Z‖/‖X‖"
-    )
+    lost = [100 * view.lost_share for view in merges]
+    share.plot([view.block for view in merges], lost, color="#d1495b", marker="o", label="forgotten, ‖Z‖/‖X‖")
     share.set_ylabel("% forgotten", color="#d1495b")
     share.set_ylim(bottom=0)
     share.spines[["top", "left"]].set_visible(False)

@@ -43,12 +43,18 @@ class InNeighbours:
     @cached_property
     def self_loops(self) -> np.ndarray:
         """How many edges of each node come from itself, ``[N]``."""
-        count = np.zeros(self.num_nodes, dtype=np.int64)
+        count = np.zeros(self.num_nodes, dtype=np.int32)
         for begin in range(0, self.num_nodes, 2**20):
-            nodes = np.arange(begin, min(begin + 2**20, self.num_nodes))
-            source, target = self.edges(nodes)
-            np.add.at(count, target[source == target], 1)
+            pointer = self.pointer[begin : begin + 2**20 + 1]
+            target = np.repeat(np.arange(begin, begin + len(pointer) - 1), np.diff(pointer))
+            loops = target[self.source[pointer[0] : pointer[-1]] == target]
+            count[begin : begin + len(pointer) - 1] = np.bincount(loops - begin, minlength=len(pointer) - 1)
         return count
+
+    @cached_property
+    def scratch(self) -> np.ndarray:
+        """Room for one number a node, -1 whenever nobody uses it, ``[N]``."""
+        return np.full(self.num_nodes, -1, dtype=np.int64)
 
     def edges(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Source and target of every edge into ``nodes``."""
@@ -143,7 +149,7 @@ def _one_hop(
     layer: nn.Module, h: np.ndarray, neighbours: InNeighbours, targets: np.ndarray, device: torch.device | str
 ) -> Tensor:
     """The layer's rows of ``targets``, from their own incoming edges."""
-    nodes, edge_index = _local(targets, *neighbours.edges(targets))
+    nodes, edge_index = _local(neighbours, targets, targets)
     edge_index = edge_index.to(device)
     with _normalisation(layer, lambda conv: _gcn_norm(conv, neighbours, nodes, edge_index, len(targets))):
         return layer(_tensor(h[nodes], device), edge_index)[: len(targets)]
@@ -154,7 +160,7 @@ def _two_hops(
 ) -> Tensor:
     """The same from their neighbours' incoming edges too: there every degree is that of the whole graph."""
     within = np.union1d(targets, neighbours.edges(targets)[0])
-    nodes, edge_index = _local(targets, *neighbours.edges(within))
+    nodes, edge_index = _local(neighbours, targets, within)
     with _normalisation(layer, lambda conv: None):
         return layer(_tensor(h[nodes], device), edge_index.to(device))[: len(targets)]
 
@@ -210,14 +216,18 @@ def _second_hop_edges(neighbours: InNeighbours, node: int) -> int:
     return int((neighbours.pointer[sources + 1] - neighbours.pointer[sources]).sum())
 
 
-def _local(targets: np.ndarray, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, Tensor]:
-    """Number the nodes of a block: ``targets`` first, then the others; and the edges in these numbers."""
-    others = np.setdiff1d(np.concatenate([source, target]), targets)
+def _local(neighbours: InNeighbours, targets: np.ndarray, within: np.ndarray) -> tuple[np.ndarray, Tensor]:
+    """A block as a graph of its own: its nodes, ``targets`` first, and the edges into ``within`` in their numbers."""
+    source, target = neighbours.edges(within)
+    number = neighbours.scratch
+    number[source] = number[within] = 0
+    number[targets] = -1
+    others = np.flatnonzero(number == 0)
     nodes = np.concatenate([targets, others])
-    order = np.argsort(nodes, kind="stable")
-    ranked = nodes[order]
-    local = [order[np.searchsorted(ranked, ends)] for ends in (source, target)]
-    return nodes, torch.from_numpy(np.stack(local))
+    number[nodes] = np.arange(len(nodes))
+    edge_index = torch.from_numpy(np.stack([number[source], number[target]]))
+    number[nodes] = -1
+    return nodes, edge_index
 
 
 def _tensor(rows: np.ndarray, device: torch.device | str) -> Tensor:

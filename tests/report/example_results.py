@@ -73,6 +73,9 @@ def _segmentation(draw: random.Random) -> Iterator[dict[str, Any]]:
                 "gflops_paper": row["gflops_paper"],
                 "gflops_executed": 0.97 * row["gflops_paper"],
                 "params": more["params"],
+                "achieved": 1.254 / row["gflops_paper"],
+                "merged_share": [0.1] * 12,
+                "class_iou": [0.5, None],
             }
             changes = {"environment": ELSEWHERE} if row["merger"] == "mpm" and row["point"] == "2.4x" else {}
             yield document("voc", {**cell, "seed": seed}, metrics, **changes)
@@ -115,7 +118,8 @@ def _tree(draw: random.Random) -> Iterator[dict[str, Any]]:
                     fit = (1.0 if depth < 7 else 0.9 - 0.1 * (depth - 7)) if variant == "nsr" else original
                     cell = {"depth": depth, "backbone": backbone, "variant": variant, "seed": seed}
                     metrics = {"train_accuracy": fit, "test_accuracy": fit * 0.99, "fresh_accuracy": fit * 0.9}
-                    yield document("tree", cell, metrics)
+                    config = {"samples": 32000, "layers": depth + 1, "batch_size": 1024}
+                    yield document("tree", cell, metrics, config=config)
 
 
 def _diagnostic(draw: random.Random) -> Iterator[dict[str, Any]]:
@@ -137,4 +141,9 @@ def _numerics(draw: random.Random) -> Iterator[dict[str, Any]]:
             metrics = {"null_violation": 6e-7, "residual_share": share, "residual_share_std": 0.05}
             yield document("numerics", {**cell, "seed": 0}, metrics)
             merged = [0.15 * 0.8**block for block in range(12)]
-            yield document("operating-points", cell, {"merged_share": merged, "achieved": row["achieved"]})
+            point = {"merged_share": merged, "gflops_paper": row["gflops_paper"]}
+            if merger == "mpm":
+                point |= {"blocks": [0, 1, 2, 5], "search": row["search"], "blocks_found": [0, 3, 4]}
+            else:
+                point |= {key: row[key] for key in ("r", "keep", "achieved") if key in row}
+            yield document("operating-points", cell, point)

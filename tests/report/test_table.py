@@ -47,6 +47,23 @@ def test_a_failed_run_is_not_averaged_and_is_named(empty: Path) -> None:
     assert "failed (loss was NaN)" in cell.note
 
 
+def test_a_stopped_run_counts_and_is_named(empty: Path) -> None:
+    book_of(empty, {0: 0.5})
+    cell = measured(book_of(empty, {1: 0.4}, status="stopped"), "", "voc", WHERE, "miou")
+    assert (cell.value, cell.count) == (pytest.approx(0.45), 2)
+    assert cell.note == "stopped by a time limit (1)"
+    assert not cell.note_is_bad
+
+
+def test_null_is_no_number(empty: Path) -> None:
+    write(empty, document("voc", {**WHERE, "seed": 0}, {"miou": None, "params": 5}))
+    book = Book.read(empty)
+    cell = measured(book, "", "voc", WHERE, "miou")
+    assert cell.value is None
+    assert "not a finite number: miou" in cell.note
+    assert measured(book, "", "voc", WHERE, "params").value == 5
+
+
 def test_a_gain_is_over_common_seeds_only(empty: Path) -> None:
     book_of(empty, {0: 0.2, 1: 0.3}, "original")
     book = book_of(empty, {1: 0.5, 2: 0.9})
@@ -75,7 +92,7 @@ def test_the_best_is_marked_on_each_side() -> None:
 def test_other_environments_are_lettered(empty: Path) -> None:
     book_of(empty, {0: 0.5, 1: 0.5})
     book = book_of(empty, {2: 0.5}, environment={"commit": "abc", "device": "elsewhere"})
-    assert [book.mark(run) for run in book.done("voc", WHERE)] == ["", "", "a"]
+    assert [book.mark(run) for run in book.counted("voc", WHERE)] == ["", "", "a"]
 
 
 def test_what_nobody_asked_for_is_remembered(empty: Path) -> None:

@@ -10,6 +10,8 @@ from nsr.cli.check import check
 from nsr.cli.explain import explain
 from nsr.cli.flops import flops
 from nsr.cli.operating_point import operating_point
+from nsr.cli.report import report
+from nsr.cli.runs import runs
 
 app = typer.Typer(
     name="nsr",
@@ -23,6 +25,8 @@ app.command()(check)
 app.command()(flops)
 app.command()(explain)
 app.command()(operating_point)
+app.command()(report)
+app.command()(runs)
 app.add_typer(data.app, name="data")
 
 

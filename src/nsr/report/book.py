@@ -29,7 +29,7 @@ class Book:
         for problem in problems:
             if problem.cell is not None:
                 self._problems[problem.experiment, cell_key(problem.cell)].append(problem)
-        counted = Counter(environment_of(run) for run in runs if run.status == "done")
+        counted = Counter(environment_of(run) for run in runs if run.counts)
         self.environments: list[Environment] = [environment for environment, _ in counted.most_common()]
 
     @classmethod
@@ -37,12 +37,12 @@ class Book:
         """Read every result under ``folder``."""
         return cls(*read_folder(folder))
 
-    def done(self, experiment: str, where: Mapping[str, Any]) -> list[Run]:
-        """The finished runs of one configuration, one a seed or split."""
-        return [run for run in self._take(experiment, where) if run.status == "done"]
+    def counted(self, experiment: str, where: Mapping[str, Any]) -> list[Run]:
+        """The runs of one configuration that have come to numbers, one a seed or split."""
+        return [run for run in self._take(experiment, where) if run.counts]
 
     def unfinished(self, experiment: str, where: Mapping[str, Any]) -> list[Run]:
-        """Runs of this configuration that failed, were interrupted, or still go on."""
+        """Runs of this configuration that failed, were interrupted, were stopped, or still go on."""
         return [run for run in self._take(experiment, where) if run.status != "done"]
 
     def unusable(self, experiment: str, where: Mapping[str, Any]) -> list[Problem]:
@@ -50,8 +50,8 @@ class Book:
         return self._problems.get((experiment, cell_key(where)), [])
 
     def experiment(self, name: str) -> list[Run]:
-        """Every finished run of an experiment."""
-        found = [run for run in self.runs if run.experiment == name and run.status == "done"]
+        """Every run of an experiment that has come to numbers."""
+        found = [run for run in self.runs if run.experiment == name and run.counts]
         self._asked.update(run.path for run in found)
         return found
 
@@ -61,8 +61,8 @@ class Book:
         return "" if position == 0 else letter(position)
 
     def count(self, environment: Environment) -> int:
-        """How many finished runs come from this commit and device."""
-        return sum(run.status == "done" and environment_of(run) == environment for run in self.runs)
+        """How many runs that count come from this commit and device."""
+        return sum(run.counts and environment_of(run) == environment for run in self.runs)
 
     def not_asked_for(self) -> list[Run]:
         """Runs that no table and no figure has used so far."""
@@ -75,8 +75,9 @@ class Book:
 
 
 def environment_of(run: Run) -> Environment:
-    """The commit and the device that a run names."""
-    return run.environment.get("commit", "")[:10], run.environment.get("device", "")
+    """The commit and the device that a run names; a ``+`` after a commit says that the tree had been changed."""
+    commit = run.environment.get("commit", "")
+    return commit[:10] + "+" * commit.endswith("+"), run.environment.get("device", "")
 
 
 def letter(position: int) -> str:

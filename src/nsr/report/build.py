@@ -47,9 +47,9 @@ def build(results: Path, out: Path) -> Outcome:
     write_markdown(tables, out / "report.md")
     page = out / "index.html"
     _replace(page, render(book, parts, claims(book, tables), out))
-    done = sum(run.status == "done" for run in book.runs)
+    counted = sum(run.counts for run in book.runs)
     reasons = [f"{problem.path.parent.name}/{problem.path.name}: {problem.reason}" for problem in book.problems]
-    return Outcome(page, done, len(book.runs) - done, reasons)
+    return Outcome(page, counted, len(book.runs) - counted, reasons)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from nsr.report.book import Book
+from nsr.report.book import Book, letter
 from nsr.report.claims import Claim
 from nsr.report.figure import Figure, Key
 from nsr.report.statistics import PairedTest
@@ -46,7 +46,6 @@ def render(book: Book, parts: Sequence[Part], claims: Sequence[Claim], out: Path
         swatch=swatch,
     )
     tables = [item for part in parts for item in part.items if isinstance(item, Table)]
-    done = [run for run in book.runs if run.status == "done"]
     return environment.get_template("page.html.j2").render(
         css=_asset("page.css"),
         js=_asset("page.js"),
@@ -54,11 +53,10 @@ def render(book: Book, parts: Sequence[Part], claims: Sequence[Claim], out: Path
         claims=claims,
         problems=book.problems,
         others=book.not_asked_for(),
-        done=len(done),
-        unfinished=len(book.runs) - len(done),
+        counted=sum(run.counts for run in book.runs),
+        unfinished=sum(not run.counts for run in book.runs),
         filled=sum(table.numbers_of_both for table in tables),
         printed=sum(table.numbers_of_the_paper for table in tables),
-        hours=_duration(sum(run.seconds for run in done)),
         environments=_environments(book),
     )
 
@@ -104,19 +102,10 @@ def _linker(out: Path) -> Callable[[Path], str]:
 
 
 def _environments(book: Book) -> list[dict[str, Any]]:
-    counts = {environment: book.count(environment) for environment in book.environments}
-    from nsr.report.book import letter
-
     return [
-        {"mark": letter(i) if i else "", "commit": commit, "device": device, "runs": counts[commit, device]}
+        {"mark": letter(i) if i else "", "commit": commit, "device": device, "runs": book.count((commit, device))}
         for i, (commit, device) in enumerate(book.environments)
     ]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _asset(name: str) -> str:

@@ -8,8 +8,10 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1
+from nsr.experiments.record import SCHEMA
+
 REPLICATES = ("seed", "split")  # the keys of a cell over which runs are averaged
+COUNTED = ("done", "stopped")  # a run that a time limit stopped has its numbers, and says so
 
 Cell = dict[str, Any]
 
@@ -28,6 +30,11 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     error: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it has come to numbers."""
+        return self.status in COUNTED
 
     @property
     def replicate(self) -> str:
@@ -65,10 +72,15 @@ def read_folder(folder: Path) -> tuple[list[Run], list[Problem]]:
                 outcome = Problem(path, reason, outcome.experiment, outcome.cell)
             else:
                 seen[key] = path
-        if isinstance(outcome, Run):
-            runs.append(outcome)
-        else:
+        if isinstance(outcome, Problem):
             problems.append(outcome)
+            continue
+        runs.append(outcome)
+        # what came out as no finite number is written as null: the run's other numbers count
+        empty = [name for name, value in outcome.metrics.items() if value is None]
+        if empty:
+            reason = f"not a finite number: {', '.join(empty[:3])}"
+            problems.append(Problem(path, reason, outcome.experiment, outcome.cell))
     return runs, problems
 
 

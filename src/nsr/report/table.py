@@ -13,6 +13,7 @@ Better = Literal["higher", "lower", ""]
 
 NOT_RUN = "not run"
 NO_DATA = "not run: data not at hand"
+STOPPED = "stopped by a time limit"
 # The paper evaluates on these; this project cannot redistribute them and its committed results do without.
 DATA_NOT_AT_HAND = {"roman-empire", "amazon-ratings", "questions", "ade20k", "cityscapes"}
 
@@ -36,6 +37,11 @@ class Cell:
     count: int = 0  # how many values the number is computed from
     best: bool = False
     paper_best: bool = False
+
+    @property
+    def note_is_bad(self) -> bool:
+        """Whether the note tells of something that went wrong, not just of something that was not done."""
+        return bool(self.note) and not self.note.startswith((NOT_RUN, STOPPED, "no "))
 
     @property
     def difference(self) -> float | None:
@@ -126,11 +132,13 @@ def measured(
     printed, printed_spread = (None, None)
     if label:
         printed, printed_spread = paper.value(label, paper_where or {"experiment": experiment, **where}, metric)
-    done = book.done(experiment, where)
-    runs = tuple(run for run in done if isinstance(run.metrics.get(metric), int | float))
+    counted = book.counted(experiment, where)
+    runs = tuple(run for run in counted if isinstance(run.metrics.get(metric), int | float))
     cell = Cell(runs=runs, paper=printed, paper_spread=printed_spread, style=style, note=_why(book, experiment, where))
     if not runs:
-        missing = f"no `{metric}` in its result" if done else NO_DATA if _out_of_reach(experiment, where) else NOT_RUN
+        missing = (
+            f"no `{metric}` in its result" if counted else NO_DATA if _out_of_reach(experiment, where) else NOT_RUN
+        )
         return replace(cell, note=cell.note or missing)
     values = {run.replicate: scale * run.metrics[metric] for run in runs}
     numbers = list(values.values())
@@ -144,8 +152,13 @@ def _out_of_reach(experiment: str, where: Mapping[str, Any]) -> bool:
 def _why(book: Book, experiment: str, where: Mapping[str, Any]) -> str:
     """What keeps runs of this configuration from counting."""
     reasons = [f"{problem.path.name}: {problem.reason}" for problem in book.unusable(experiment, where)]
+    stopped = 0
     for run in book.unfinished(experiment, where):
-        reasons.append(f"{run.path.name}: {run.status}" + (f" ({run.error})" if run.error else ""))
+        if run.counts:
+            stopped += 1
+        else:
+            reasons.append(f"{run.path.name}: {run.status}" + (f" ({run.error})" if run.error else ""))
+    reasons += [f"{STOPPED} ({stopped})"] if stopped else []
     return "; ".join(reasons)
 
 

@@ -238,7 +238,7 @@ def _layerwise(book: Book) -> Figure:
         for dataset in SEGMENTATION:
             rows, values = [], []
             for point in _operating_points(dataset, merger):
-                runs = book.done("operating-points", {"dataset": dataset, "merger": merger, "point": point})
+                runs = book.counted("operating-points", {"dataset": dataset, "merger": merger, "point": point})
                 if runs and isinstance(runs[0].metrics.get("merged_share"), list):
                     rows.append(name(point))
                     values.append([float(share) for share in runs[0].metrics["merged_share"]])

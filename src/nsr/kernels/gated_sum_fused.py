@@ -1,14 +1,13 @@
 """Launching the fused kernels of the gated residual sum: orders, buffers, tile sizes."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from nsr.kernels.gated_sum_kernels import sum_backward, sum_forward
+from nsr.kernels.gated_sum_kernels import hidden_backward, logit_backward, sum_forward, weight_backward
 from nsr.kernels.gated_sum_plain import Gradients
-from nsr.kernels.gated_sum_wide_kernels import hidden_backward, logit_backward
 from nsr.kernels.launch import carry_for, finish_rows, num_programs
 from nsr.kernels.member_order import MemberOrder, member_order
 
@@ -20,15 +19,25 @@ class Tiling(NamedTuple):
     """Sizes of one kernel's tiles and what it takes of the chip."""
 
     block_e: int  # members a tile
-    block_d: int  # channels a block; wider layers take several
+    block_d: int  # channels of a sum; wider layers take several blocks
+    block_k: int  # channels of a step of the product
     num_warps: int
     num_stages: int
     programs: int  # per multiprocessor
 
+    def constants(self, width: int, heads: int, terms: int) -> dict[str, int]:
+        """The compile-time arguments that every kernel has."""
+        full = triton.next_power_of_2(width)
+        sizes = {"BLOCK_E": self.block_e, "BLOCK_D": min(self.block_d, full), "BLOCK_K": min(self.block_k, full)}
+        chip = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return {"WIDTH": width, "HEADS": heads, "TERMS": terms, **sizes, **chip}
 
-FORWARD = Tiling(block_e=64, block_d=128, num_warps=8, num_stages=1, programs=2)
-BACKWARD = Tiling(block_e=64, block_d=128, num_warps=8, num_stages=1, programs=1)
-_CHUNK_ELEMENTS = 1 << 24  # of the wide backward's two buffers: 64 MB each
+
+FORWARD = Tiling(block_e=64, block_d=128, block_k=64, num_warps=8, num_stages=1, programs=2)
+LOGIT = Tiling(block_e=64, block_d=128, block_k=64, num_warps=8, num_stages=1, programs=2)
+HIDDEN = Tiling(block_e=64, block_d=128, block_k=64, num_warps=8, num_stages=1, programs=2)
+WEIGHT = Tiling(block_e=64, block_d=128, block_k=128, num_warps=8, num_stages=1, programs=1)
+CHUNK_ELEMENTS = 1 << 23  # of the logits' gradients between the backward kernels: 32 MB, which the L2 cache can hold
 
 
 class _Rows(NamedTuple):
@@ -39,36 +48,6 @@ class _Rows(NamedTuple):
     target_gate: Tensor
     mean: Tensor
     mean_gate: Tensor
-
-
-class _Backward(NamedTuple):
-    """One backward launch: everything but the order of the members, which says the side whose rows are summed."""
-
-    grad: Tensor
-    tables: tuple[Tensor, ...]  # messages, source_gate, target_gate, mean, mean_gate, weight, bias
-    coefficient: Tensor
-    scale: Tensor
-    rows: _Rows
-    d_coefficient: Tensor | None
-    tiling: Tiling
-    terms: int
-    deterministic: bool
-
-    def constants(self, by_source: bool) -> dict[str, Any]:
-        """The kernels' compile-time arguments."""
-        width = self.grad.shape[2]
-        return {
-            "WIDTH": width,
-            "HEADS": self.coefficient.shape[1],
-            "BLOCK_E": self.tiling.block_e,
-            "BLOCK_D": min(self.tiling.block_d, triton.next_power_of_2(width)),
-            "TERMS": self.terms,
-            "BY_SOURCE": by_source,
-            "SCATTER_SOURCE": not (self.deterministic or by_source),
-            "NEEDS_T": self.d_coefficient is not None and not by_source,
-            "num_warps": self.tiling.num_warps,
-            "num_stages": self.tiling.num_stages,
-        }
 
 
 def forward(
@@ -93,14 +72,12 @@ def forward(
     tiles = triton.cdiv(members, tiling.block_e)
     carry = carry_for(out, tiles)
     if tiles:
-        block = min(tiling.block_d, triton.next_power_of_2(width))
+        constants = tiling.constants(width, heads, TERMS[precision])
         run = triton.cdiv(tiles, num_programs(out.device, tiling.programs))
-        sum_forward[(triton.cdiv(tiles, run), triton.cdiv(width, block), replicas)](
+        sum_forward[(triton.cdiv(tiles, run), triton.cdiv(width, constants["BLOCK_D"]), replicas)](
             messages, source_gate, target_gate, mean, mean_gate, weight, bias, coefficient,
             order.row, order.other, order.member, order.scale, out, carry,
-            sources, targets, members, tiles, run,
-            WIDTH=width, HEADS=heads, BLOCK_E=tiling.block_e, BLOCK_D=block, TERMS=TERMS[precision],
-            num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+            sources, targets, members, tiles, run, **constants,
         )  # fmt: skip
     finish_rows(order, carry, out, tiling.block_e)
     return out
@@ -121,7 +98,6 @@ def backward(
     needs_coefficient: bool,
     precision: str,
     deterministic: bool,
-    tiling: Tiling = BACKWARD,
 ) -> Gradients:
     """As :func:`nsr.kernels.gated_sum_plain.backward`.
 
@@ -131,85 +107,77 @@ def backward(
     fill = torch.empty_like if deterministic else torch.zeros_like  # atomic addition starts from zero
     rows = _Rows(fill(messages), fill(source_gate), *map(torch.empty_like, (target_gate, mean, mean_gate)))
     d_coefficient = coefficient.new_zeros(grad.shape[0], *coefficient.shape) if needs_coefficient else None
+    tables = (messages, source_gate, target_gate, mean, mean_gate, weight, bias)
     by_target = member_order(target, source, target_gate.shape[1])
-    call = _Backward(
-        grad=grad,
-        tables=(messages, source_gate, target_gate, mean, mean_gate, weight, bias),
-        coefficient=coefficient,
-        scale=by_target.scale,
-        rows=rows,
-        d_coefficient=d_coefficient,
-        tiling=tiling,
-        terms=TERMS[precision],
-        deterministic=deterministic,
-    )
-    run = _run_narrow if grad.shape[2] <= tiling.block_d else _run_wide
-    d_weight, d_bias = run(call, by_target, by_source=False)
+    rest = (rows, d_coefficient, TERMS[precision], deterministic)
+    d_weight, d_bias = _pass(grad, tables, coefficient, by_target, by_target.scale, False, *rest)
     if deterministic:
-        run(call, member_order(source, target, messages.shape[1]), by_source=True)
+        by_source = member_order(source, target, messages.shape[1])
+        _pass(grad, tables, coefficient, by_source, by_target.scale, True, *rest)
     return Gradients(*rows, d_weight, d_bias, None if d_coefficient is None else d_coefficient.sum(0))
 
 
-def _run_narrow(call: _Backward, order: MemberOrder, by_source: bool) -> tuple[Tensor, Tensor]:
-    """One kernel for everything; the weights' gradients are a partial sum a program."""
-    replicas, sources, width = call.tables[0].shape
-    targets, members = call.grad.shape[1], call.coefficient.shape[0]
-    tiles = triton.cdiv(members, call.tiling.block_e)
-    per_program = max(1, triton.cdiv(tiles, num_programs(call.grad.device, call.tiling.programs)))
-    programs = triton.cdiv(tiles, per_program)
-    d_weight = call.grad.new_empty(replicas, programs, width, width)
-    d_bias = call.grad.new_empty(replicas, programs, width)
-    carries = _Rows(*(carry_for(out, tiles) for out in call.rows))
-    if tiles:
-        sum_backward[(programs, replicas)](
-            call.grad, *call.tables, call.coefficient, order.row, order.other, order.member, call.scale,
-            *call.rows, d_weight, d_bias, _or(call.d_coefficient, d_bias), *carries,
-            sources, targets, members, tiles, per_program, **call.constants(by_source),
-        )  # fmt: skip
-    _finish(call, order, carries, by_source)
-    return d_weight.sum(1), d_bias.sum(1)
+def _pass(
+    grad: Tensor,
+    tables: tuple[Tensor, ...],
+    coefficient: Tensor,
+    order: MemberOrder,
+    scale: Tensor,
+    by_source: bool,
+    rows: _Rows,
+    d_coefficient: Tensor | None,
+    terms: int,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor]:
+    """One walk over the sorted members, a chunk at a time; sums the rows of the side that they are sorted by.
 
-
-def _run_wide(call: _Backward, order: MemberOrder, by_source: bool) -> tuple[Tensor, Tensor]:
-    """Two kernels a chunk of members; the weight's gradient is a matrix product over the chunk."""
-    messages, source_gate, target_gate, _, mean_gate, weight, bias = call.tables
+    Returns the weights' gradients of a walk by target, where they are made.
+    """
+    messages, source_gate, target_gate, _, mean_gate, weight, bias = tables
     replicas, sources, width = messages.shape
-    targets, members = call.grad.shape[1], call.coefficient.shape[0]
-    tiles = triton.cdiv(members, call.tiling.block_e)
-    chunk_tiles = max(1, min(tiles, _CHUNK_ELEMENTS // (replicas * width * call.tiling.block_e)))
-    chunk = chunk_tiles * call.tiling.block_e
-    d_logit, hidden = (call.grad.new_empty(replicas, chunk, width) for _ in range(2))
-    d_weight, d_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-    carries = _Rows(*(carry_for(out, tiles) for out in call.rows))
-    rows, d_coefficient, constants = call.rows, _or(call.d_coefficient, d_bias), call.constants(by_source)
+    targets, (members, heads) = grad.shape[1], coefficient.shape
+    block_e = LOGIT.block_e
+    assert HIDDEN.block_e == WEIGHT.block_e == block_e, "the kernels share tiles and carries"
+    tiles = triton.cdiv(members, block_e)
+    chunk_tiles = max(1, min(tiles, CHUNK_ELEMENTS // (replicas * width * block_e)))
+    chunk = chunk_tiles * block_e
+    d_logit = grad.new_empty(replicas, chunk, width)
+    carries = _Rows(*(carry_for(out, tiles) for out in rows))
+    flags = {
+        "BY_SOURCE": by_source,
+        "SCATTER_SOURCE": not (deterministic or by_source),
+        "NEEDS_T": d_coefficient is not None and not by_source,
+    }
+    logit, hidden, summed = (tiling.constants(width, heads, terms) for tiling in (LOGIT, HIDDEN, WEIGHT))
+    summed["BLOCK_N"] = summed.pop("BLOCK_D")
+    blocks = triton.cdiv(width, summed["BLOCK_N"]) * triton.cdiv(width, summed["BLOCK_K"])
+    logit_run, hidden_run, weight_run = (
+        triton.cdiv(chunk_tiles, num_programs(grad.device, tiling.programs)) for tiling in (LOGIT, HIDDEN, WEIGHT)
+    )
+    partials = triton.cdiv(chunk_tiles, weight_run)
+    d_weight = weight.new_zeros(replicas, partials, width, width)
+    d_bias = bias.new_zeros(replicas, partials, width)
+    d_t = d_bias if d_coefficient is None else d_coefficient  # a kernel takes a pointer even where it writes nothing
     for first in range(0, tiles, chunk_tiles):
-        grid = (min(chunk_tiles, tiles - first), replicas)
-        logit_backward[grid](
-            call.grad, *call.tables, call.coefficient, order.row, order.other, order.member, call.scale,
-            rows.messages, rows.mean, d_coefficient, carries.messages, carries.mean, d_logit,
-            first, sources, targets, members, tiles, chunk, **constants,
+        end = min(first + chunk_tiles, tiles)
+        sizes = (sources, targets, members, tiles, first, end, chunk)
+        logit_backward[(triton.cdiv(end - first, logit_run), replicas)](
+            grad, *tables, coefficient, order.row, order.other, order.member, scale,
+            rows.messages, rows.mean, d_t, carries.messages, carries.mean, d_logit,
+            *sizes, logit_run, **logit, **flags,
         )  # fmt: skip
-        hidden_backward[grid](
-            source_gate, target_gate, mean_gate, weight, call.coefficient, order.row, order.other, order.member,
-            rows.source_gate, rows.target_gate, rows.mean_gate, d_coefficient,
-            carries.source_gate, carries.target_gate, carries.mean_gate, d_logit, hidden,
-            first, sources, targets, members, tiles, chunk, **constants,
+        hidden_backward[(triton.cdiv(end - first, hidden_run), replicas)](
+            source_gate, target_gate, mean_gate, weight, coefficient, order.row, order.other, order.member,
+            rows.source_gate, rows.target_gate, rows.mean_gate, d_t,
+            carries.source_gate, carries.target_gate, carries.mean_gate, d_logit,
+            *sizes, hidden_run, **hidden, **flags,
         )  # fmt: skip
         if not by_source:
-            count = min(chunk, members - first * call.tiling.block_e)
-            d_weight.baddbmm_(d_logit[:, :count].mT, hidden[:, :count])
-            d_bias.add_(d_logit[:, :count].sum(1))
-    _finish(call, order, carries, by_source)
-    return d_weight, d_bias
-
-
-def _finish(call: _Backward, order: MemberOrder, carries: _Rows, by_source: bool) -> None:
-    """Add the carries of the side whose rows were summed."""
+            weight_backward[(partials, blocks, replicas)](
+                source_gate, target_gate, mean_gate, coefficient, order.row, order.other, order.member,
+                d_weight, d_bias, d_logit, sources, targets, members, first, end, chunk, weight_run, **summed,
+            )  # fmt: skip
     side = slice(0, 2) if by_source else slice(2, 5)
-    for out, carry in zip(call.rows[side], carries[side], strict=True):
-        finish_rows(order, carry, out, call.tiling.block_e)
-
-
-def _or(tensor: Tensor | None, unused: Tensor) -> Tensor:
-    """A kernel takes a pointer even where it writes nothing."""
-    return unused if tensor is None else tensor
+    for out, carry in zip(rows[side], carries[side], strict=True):
+        finish_rows(order, carry, out, block_e)
+    return d_weight.sum(1), d_bias.sum(1)

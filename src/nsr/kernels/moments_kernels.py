@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from nsr.kernels.gated_sum_kernels import load_coefficient
-from nsr.kernels.tiles import store_rows, tile_members, tile_rows
+from nsr.kernels.tiles import load_rows, rank_places, store_rows, tile_members, tile_rows
 
 
 @triton.jit
@@ -35,21 +35,19 @@ def weighted_sum(
     """Rows ``sum_i t_i x_i`` on a block of channels and ``sum_i t_i^2``; programs are (tiles, block, replica)."""
     replica = tl.program_id(2).to(tl.int64)
     n = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    n_inside = n < WIDTH
     begin = tl.program_id(0) * tiles_per_program
     for tile in range(begin, tl.minimum(begin + tiles_per_program, tiles)):
         sums = tile_rows(row_ptr, tile, members, replica, rows, tiles, BLOCK_E)
         _, other, member, inside = tile_members(row_ptr, other_ptr, member_ptr, tile, members, BLOCK_E)
         other += replica * others
-        mask = inside[:, None] & n_inside[None, :]
-        value = tl.load(x_ptr + other[:, None] * WIDTH + n[None, :], mask=mask, other=0.0)
-        value *= load_coefficient(t_ptr, member, inside, n, WIDTH, HEADS)
-        store_rows(sums, value, out_ptr, carry_ptr, WIDTH, n, n_inside)
+        value = load_coefficient(t_ptr, member, n, WIDTH, HEADS) * load_rows(x_ptr, other, n, WIDTH)
+        value = tl.where(inside[:, None], value, 0.0)
+        store_rows(sums, value, out_ptr, carry_ptr, WIDTH, n, WIDTH)
         if ENERGY:  # every block of channels stores the same
-            selects, out_row, whole, carry_row, crosses = sums
+            selects, out_row, carry_row, whole, crosses = rank_places(sums, 0, BLOCK_E)
             for h in tl.static_range(HEADS):
-                t = tl.load(t_ptr + member * HEADS + h, mask=inside, other=0.0)
-                energy = tl.sum(selects.to(tl.float32) * (t * t)[None, :], 1)
+                t = tl.load(t_ptr + member * HEADS + h)
+                energy = tl.sum(tl.where(selects, (t * t)[None, :], 0.0), 1)
                 tl.store(energy_ptr + out_row * HEADS + h, energy, mask=whole)
                 tl.store(energy_carry_ptr + carry_row * HEADS + h, energy, mask=crosses)
 

@@ -18,7 +18,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def tile_rows(row_ptr, tile, members, replica, rows, tiles, BLOCK_E: tl.constexpr):
-    """The rows of a tile, for :func:`store_rows`: the 0-1 matrix, and where the sum of each rank goes."""
+    """The rows of a tile, for :func:`store_rows`: each member's row and rank, the last rank, what crosses a border."""
     j = tl.arange(0, BLOCK_E)
     begin = tile * BLOCK_E
     end = tl.minimum(begin + BLOCK_E, members)
@@ -28,45 +28,64 @@ def tile_rows(row_ptr, tile, members, replica, rows, tiles, BLOCK_E: tl.constexp
     rank = tl.cumsum(((row != previous) & inside & (j > 0)).to(tl.int32), 0)
     rank = tl.where(inside, rank, -1)
     last = tl.max(rank, 0)
-    selects = rank[None, :] == j[:, None]  # shape: [rank, member]
-    row_of_rank = tl.max(tl.where(selects, row[None, :], -1), 1)
-
     before = tl.load(row_ptr + begin - 1, mask=begin > 0, other=-1)
     after = tl.load(row_ptr + end, mask=end < members, other=-1)
     # Rank 0 continues a row of the tile before where `left` is 1; rank `right` goes on in the next tile.
     left = (before == tl.load(row_ptr + begin)).to(tl.int32)
     right = tl.where(after == tl.load(row_ptr + end - 1), last, -1)
-    to_right = (j == right) & (j >= left)
-    crosses = (j < left) | to_right
-    whole = (row_of_rank >= 0) & ~crosses
-    out_row = replica * rows + row_of_rank
-    carry_row = (replica * tiles + tile) * 2 + to_right
-    return selects.to(tl.float32).to(tl.bfloat16), out_row, whole, carry_row, crosses
+    return row, rank, last, left, right, replica * rows, (replica * tiles + tile) * 2
 
 
 @triton.jit
-def store_rows(tile_rows, values, out_ptr, carry_ptr, stride, column, inside):
+def rank_places(tile_rows, first_rank, BLOCK_R: tl.constexpr):
+    """Of ``BLOCK_R`` ranks: the 0-1 matrix, their rows in the table, their rows in the carry, and which go where."""
+    row, rank, _, left, right, first_row, first_slot = tile_rows
+    r = first_rank + tl.arange(0, BLOCK_R)
+    selects = rank[None, :] == r[:, None]  # shape: [rank, member]
+    row_of_rank = tl.max(tl.where(selects, row[None, :], -1), 1)
+    to_right = (r == right) & (r >= left)
+    crosses = (r < left) | to_right
+    whole = (row_of_rank >= 0) & ~crosses
+    return selects, first_row + row_of_rank, first_slot + to_right, whole, crosses
+
+
+@triton.jit
+def store_rows(tile_rows, values, out_ptr, carry_ptr, stride, column, WIDTH: tl.constexpr):
     """Sum ``values`` over each row of the tile into ``out``, or into the carry where the row crosses the border."""
-    selects, out_row, whole, carry_row, crosses = tile_rows
-    first, second, third = split(values)
-    sums = dot(selects, third, tl.zeros(values.shape, tl.float32))
-    sums = dot(selects, second, sums)
-    sums = dot(selects, first, sums)
-    out_at = out_row[:, None] * stride + column[None, :]
-    tl.store(out_ptr + out_at, sums, mask=whole[:, None] & inside[None, :])
-    carry_at = carry_row[:, None] * stride + column[None, :]
-    tl.store(carry_ptr + carry_at, sums, mask=crosses[:, None] & inside[None, :])
+    v1, v2, v3 = split(values)
+    inside = column < WIDTH
+    for first_rank in range(0, tile_rows[2] + 1, 16):
+        selects, out_row, carry_row, whole, crosses = rank_places(tile_rows, first_rank, 16)
+        selects = selects.to(tl.float32).to(tl.bfloat16)
+        sums = dot(selects, v3, tl.zeros([16, values.shape[1]], tl.float32))
+        sums = dot(selects, v2, sums)
+        sums = dot(selects, v1, sums)
+        out_at = out_row[:, None] * stride + column[None, :]
+        tl.store(out_ptr + out_at, sums, mask=whole[:, None] & inside[None, :])
+        carry_at = carry_row[:, None] * stride + column[None, :]
+        tl.store(carry_ptr + carry_at, sums, mask=crosses[:, None] & inside[None, :])
 
 
 @triton.jit
 def tile_members(row_ptr, other_ptr, member_ptr, tile, members, BLOCK_E: tl.constexpr):
-    """Both ends of each member of a tile, its place in the caller's order, and whether it exists."""
+    """Both ends of each member of a tile, its place in the caller's order, and whether it exists (else all are 0)."""
     at = tile * BLOCK_E + tl.arange(0, BLOCK_E)
     inside = at < members
     row = tl.load(row_ptr + at, mask=inside, other=0).to(tl.int64)
     other = tl.load(other_ptr + at, mask=inside, other=0).to(tl.int64)
     member = tl.load(member_ptr + at, mask=inside, other=0).to(tl.int64)
     return row, other, member, inside
+
+
+@triton.jit
+def load_rows(table_ptr, row, column, WIDTH: tl.constexpr):
+    """``[row, column]`` of a table; 0 beyond its width. A member that does not exist reads row 0, which exists."""
+    at = row[:, None] * WIDTH + column[None, :]
+    if column.shape[0] * (WIDTH // column.shape[0]) == WIDTH:
+        block = tl.load(table_ptr + at)
+    else:
+        block = tl.load(table_ptr + at, mask=(column < WIDTH)[None, :], other=0.0)
+    return block
 
 
 @triton.jit

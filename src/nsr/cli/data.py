@@ -1,6 +1,7 @@
 """``nsr data``: what data there is, where it lies, and whether it is what it should be."""
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -8,6 +9,87 @@ import typer
 app = typer.Typer(no_args_is_help=True, help="The data sets: list, fetch, verify, describe; generate the tree task.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Data sets, as `nsr data list` names them; all by default.")]
+
+
+@app.command("list")
+def list_() -> None:
+    """Show every data set, where its file belongs and whether it is there."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from nsr.data import heterophilous, zinc
+    from nsr.data.folder import data_folder
+
+    table = Table(title=f"data folder: {data_folder()}", caption="Set NSR_DATA to use another folder.")
+    for heading in ("data set", "task", "file", ""):
+        table.add_column(heading)
+    for name, known in heterophilous.DATASETS.items():
+        path = heterophilous.path_of(name)
+        topology = path.with_name(f"{name}_topology.npz")
+        found = "there" if path.is_file() else "topology only" if topology.is_file() else "missing"
+        table.add_row(name, f"nodes, {known.metric}", str(path.relative_to(data_folder())), found)
+    found = "there" if zinc.path_of().is_file() else "missing"
+    table.add_row("zinc", "graphs, MAE", str(zinc.path_of().relative_to(data_folder())), found)
+    table.add_row(heterophilous.GENERATED, "nodes, roc_auc", "made where it is used", "there")
+    table.add_row("tree", "roots, accuracy", "made where it is used", "there")
+    Console().print(table)
+
+
+@app.command()
+def fetch(names: Names = None) -> None:
+    """Download data sets from their official sources, and check them."""
+    from nsr.data import heterophilous, zinc
+
+    for name in names or [*heterophilous.DATASETS, "zinc"]:
+        typer.echo(f"{name}: {zinc.fetch() if name == 'zinc' else heterophilous.fetch(name)}")
+
+
+@app.command()
+def verify(names: Names = None) -> None:
+    """Check the files that are there: hashes, counts, labels, edges, masks."""
+    from nsr.data import heterophilous, zinc
+
+    there = [name for name in heterophilous.DATASETS if heterophilous.path_of(name).is_file()]
+    chosen = names or [*there, *(["zinc"] if zinc.path_of().is_file() else [])]
+    if not chosen:
+        raise ValueError("There is no data set to verify; `nsr data list` shows where files belong.")
+    for name in chosen:
+        zinc.verify() if name == "zinc" else heterophilous.verify(name)
+        typer.echo(f"{name}: as published")
+
+
+@app.command()
+def stats(names: Names = None, as_json: AsJson = False) -> None:
+    """Compute the statistics by which the heterophilous graphs are described (half a minute for Tolokers)."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from nsr.data import heterophilous
+    from nsr.data.graph_statistics import graph_statistics
+
+    columns = {}
+    for name in names or _with_topology():
+        edges, labels = heterophilous.topology(name)
+        known = heterophilous.DATASETS.get(heterophilous.canonical(name))
+        columns[name] = asdict(graph_statistics(edges, labels, features=known.features if known else 7))
+    if as_json:
+        typer.echo(json.dumps(columns, indent=2))
+        return
+    table = Table()
+    for heading in ("statistic", *columns):
+        table.add_column(heading, justify="left" if heading == "statistic" else "right")
+    for row in next(iter(columns.values())):
+        values = [column[row] for column in columns.values()]
+        table.add_row(row.replace("_", " "), *(f"{v:.2f}" if isinstance(v, float) else str(v) for v in values))
+    Console().print(table)
+
+
+def _with_topology() -> list[str]:
+    from nsr.data.heterophilous import DATASETS, GENERATED, path_of
+
+    files = {name: (path_of(name), path_of(name).with_name(f"{name}_topology.npz")) for name in DATASETS}
+    return [name for name, paths in files.items() if any(path.is_file() for path in paths)] or [GENERATED]
 
 
 @app.command()

@@ -1,43 +1,138 @@
-"""Where a run stands: one safetensors file, replaced as a whole, so a run killed at any moment leaves a good one."""
+"""Where a run stands: safetensors files, each written whole, the last two kept; a run killed at any moment goes on.
 
+The newest is ``<path>``, the one before ``<path>.previous``. A checksum in the metadata covers everything else: a file
+that has rotted is noticed, not trained on.
+"""
+
+import hashlib
 import json
 import os
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nsr.training import interruption
+from nsr.training.whole_file import replacing, synchronise
 
-def save(path: Path, state: dict[str, Tensor], configuration: dict[str, Any], epoch: int) -> None:
-    """Write the state of a run after ``epoch`` epochs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    metadata = {"configuration": _fingerprint(configuration), "epoch": str(epoch)}
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, partial, metadata=metadata)
-    os.replace(partial, path)
+State = dict[str, Tensor]
 
 
-def load(path: Path, configuration: dict[str, Any]) -> tuple[dict[str, Tensor], int] | None:
-    """The state and the number of epochs done; ``None`` where there is no checkpoint of this configuration.
+class Keeper:
+    """The checkpoints of one run: about one a minute, and one when the process is asked to stop.
 
-    A checkpoint of another configuration belongs to another run and is left to be replaced.
+    Args:
+        path: Where to keep them; ``None`` keeps nothing.
+        configuration: What makes a checkpoint that of this run.
+        every: Seconds between two.
+    """
+
+    def __init__(self, path: Path | None, configuration: dict[str, Any], every: float = 60.0) -> None:
+        self.path, self.configuration, self.every = path, configuration, every
+        self._saved = time.monotonic()
+
+    def resume(self) -> tuple[State, int] | None:
+        """What there is to go on from, see :func:`load`."""
+        return None if self.path is None else load(self.path, self.configuration)
+
+    def keep(self, state: Callable[[], State], epoch: int) -> None:
+        """Write a checkpoint after ``epoch`` epochs if it is time to. ``state`` is asked only then."""
+        if self.path is None:
+            return
+        if interruption.requested() or time.monotonic() - self._saved >= self.every:
+            save(self.path, state(), self.configuration, epoch)
+            self._saved = time.monotonic()
+
+    def finish(self) -> None:
+        """The run is over: remove its checkpoints."""
+        if self.path is not None:
+            remove(self.path)
+
+
+def save(path: Path, state: State, configuration: dict[str, Any], epoch: int) -> None:
+    """Write the state of a run after ``epoch`` epochs; the checkpoint before it is kept beside it.
 
     Raises:
-        ValueError: The file is damaged.
+        ValueError: It cannot be written, for want of room for example. The last two stay as they were.
     """
-    if not path.is_file():
-        return None
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    metadata = {"configuration": _fingerprint(configuration), "epoch": str(epoch)}
+    metadata["checksum"] = _checksum(state, metadata)
+    try:
+        with replacing(path) as partial:
+            save_file(state, partial, metadata=metadata)
+            synchronise(partial)
+            if path.is_file():
+                os.replace(path, _previous(path))
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"The checkpoint {path} cannot be written ({error}). The one before it is kept: free some room, or choose "
+            "another folder, and start the run again."
+        ) from error
+
+
+def load(path: Path, configuration: dict[str, Any]) -> tuple[State, int] | None:
+    """The state and the number of epochs done; ``None`` where there is no checkpoint of this configuration.
+
+    A checkpoint of another configuration belongs to another run and is left to be replaced. A damaged one is passed
+    over, with a warning, for the one before it.
+
+    Raises:
+        ValueError: Both are damaged.
+    """
+    damaged = []
+    for candidate in (path, _previous(path)):
+        if not candidate.is_file():
+            continue
+        try:
+            found = _read(candidate, configuration)
+        except ValueError as error:
+            damaged.append(str(error))
+            continue
+        if damaged:
+            warnings.warn(f"{damaged[0]} The run goes on from the checkpoint before it.", stacklevel=2)
+        return found
+    if damaged:
+        raise ValueError(f"{' '.join(damaged)} Delete {path} to start this run anew.")
+    return None
+
+
+def remove(path: Path) -> None:
+    """Remove the checkpoints of a run, where there are any."""
+    path.unlink(missing_ok=True)
+    _previous(path).unlink(missing_ok=True)
+
+
+def _read(path: Path, configuration: dict[str, Any]) -> tuple[State, int] | None:
     try:
         with safe_open(path, framework="pt") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
-            if metadata.get("configuration") != _fingerprint(configuration):
-                return None
-            return {name: file.get_tensor(name) for name in file.keys()}, int(metadata["epoch"])  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"The checkpoint {path} is damaged ({error}). Delete it to start this run anew.") from error
+        if metadata.pop("checksum", None) != _checksum(state, metadata):
+            raise ValueError("its checksum is wrong")
+        return (state, int(metadata["epoch"])) if metadata["configuration"] == _fingerprint(configuration) else None
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise ValueError(f"The checkpoint {path} is damaged ({error}).") from error
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f"{path.name}.previous")
 
 
 def _fingerprint(configuration: dict[str, Any]) -> str:
     return json.dumps(configuration, sort_keys=True)
+
+
+def _checksum(state: State, metadata: dict[str, str]) -> str:
+    """Over names, shapes, dtypes and bytes of the tensors, and what is said about them."""
+    digest = hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16)
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()

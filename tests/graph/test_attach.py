@@ -316,9 +316,14 @@ def test_explanations_reach_the_branch() -> None:
     with nsr.disabled(conv):
         plain = conv(x, edge_index)
     conv.explain, conv._edge_mask, conv._apply_sigmoid = True, torch.ones(30), False
-    assert not torch.equal(conv(x, edge_index), plain)
+    explained = conv(x, edge_index)
+    assert not torch.equal(explained, plain)
+    nsr.detach(conv)
+    assert torch.equal(conv(x, edge_index), plain)
+    conv._edge_mask = torch.zeros(30)
+    assert not torch.equal(conv(x, edge_index), plain), "the detached conv still explains"
     conv.explain = False
-    assert not torch.equal(conv(x, edge_index), plain)
+    assert torch.equal(conv(x, edge_index), plain)
 
 
 def test_resetting_resets_the_branch_too() -> None:

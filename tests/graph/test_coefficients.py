@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import conv as pyg
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import OptTensor
@@ -195,6 +196,16 @@ def test_the_fused_message_view_is_the_same(graph: tuple[Tensor, Tensor]) -> Non
     torch.testing.assert_close(members.aggregate(members.messages), conv(x, edge_index))
 
 
+@pytest.mark.parametrize("order", ["row", "col"])  # by column, GraphConv multiplies without making messages
+def test_an_edge_index_object_gives_the_same_members(order: str, graph: tuple[Tensor, Tensor]) -> None:
+    x, edge_index = graph
+    conv, weight = pyg.GraphConv(WIDTH, 6), torch.rand(edge_index.shape[1])
+    sorting = edge_index[0 if order == "row" else 1].argsort(stable=True)
+    ordered = EdgeIndex(edge_index[:, sorting], sparse_size=(NODES, NODES), sort_order=order)
+    members = coefficients(conv, x, ordered, weight[sorting])
+    torch.testing.assert_close(dense(members, NODES), dense(coefficients(conv, x, edge_index, weight), NODES))
+
+
 def test_a_bipartite_graph_indexes_its_own_sides(graph: tuple[Tensor, Tensor]) -> None:
     x, edge_index = graph
     conv, other = pyg.SAGEConv((WIDTH, 3), 6), torch.randn(9, 3)
@@ -238,6 +249,7 @@ def test_an_attached_conv_is_read_like_any_other(graph: tuple[Tensor, Tensor]) -
             "StdAggregation is not a weighted sum",
         ),
         (lambda: pyg.SGConv(WIDTH, 6, cached=True), "use cached=False"),
+        (lambda: pyg.GCNConv(WIDTH, 6, decomposed_layers=2), "decomposed_layers > 1"),
         (lambda: pyg.EGConv(WIDTH, 8), "overrides aggregate"),
     ],
 )

@@ -7,6 +7,7 @@ the host's own and adds the update, and gives it one child, the branch. Every ke
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +73,8 @@ def attach(
     plan, refused = _plan(model, include, example)
     branches = [_branch(place, source, init, width, dropout) for place in plan]  # all of them before any is attached
     for place, branch in zip(plan, branches, strict=True):
-        like = next((p for p in place.host.parameters() if p.is_floating_point()), torch.empty(0))
+        weights = chain(place.host.parameters(), model.parameters())
+        like = next((weight for weight in weights if weight.is_floating_point()), torch.empty(0))
         place.host.add_module(CHILD, branch.to(device=like.device, dtype=like.dtype))
         exchange_site(place.host, Corrected, place.reader)
     return Sites(

@@ -87,6 +87,10 @@ def _reader_of_class(conv_class: type[MessagePassing]) -> Reader:
 
 def _obstacle(conv: MessagePassing) -> str | None:
     """Why this conv cannot be read, ``None`` if it can."""
+    if "propagate" in vars(conv):
+        return (
+            "its propagate was replaced on the instance, as decomposed_layers > 1 or an explanation does; undo it first"
+        )
     if isinstance(conv, pyg.SGConv) and conv.cached:
         return "with cached=True it aggregates once and never again; use cached=False"
     if type(conv).aggregate is not MessagePassing.aggregate:

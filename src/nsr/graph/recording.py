@@ -17,6 +17,10 @@ from nsr.graph.members import Members
 from nsr.graph.readers import Reader, read
 
 
+class Unreadable(ValueError):
+    """A conv whose forward pass does not show one aggregation."""
+
+
 class Exchanged(nn.Module):
     """A module whose class was exchanged for a subclass of it, see :func:`exchange`."""
 
@@ -48,7 +52,7 @@ class Recording(Exchanged, MessagePassing):
         members = self.nsr_members
         self.nsr_listening, self.nsr_members = False, None
         if members is None:
-            raise ValueError(f"{type(self).__name__} did not propagate in this forward pass: there are no members.")
+            raise Unreadable(f"{type(self).__name__} did not propagate in this forward pass: there are no members.")
         return members
 
     def propagate(self, edge_index: Any, size: Any = None, **arguments: Any) -> Tensor:
@@ -77,9 +81,9 @@ class Recording(Exchanged, MessagePassing):
             messages, self.nsr_messages = self.nsr_messages, None
             self.nsr_members = read(self, self.nsr_reader, edge_index, size, arguments, out, messages)
         elif self.nsr_reader.by_message:
-            raise ValueError(
+            raise Unreadable(
                 f"{type(self).__name__} propagates more than once in a forward pass, so which of its aggregations a "
-                "branch should read is not defined."
+                "branch should read is not defined. Leave it out with include=."
             )
         return out
 
@@ -124,10 +128,16 @@ def exchange(module: nn.Module, *layers: type[Exchanged], **attributes: Any) -> 
 
 
 def restore(module: nn.Module) -> None:
-    """Give a module its own class back, and forget what was noted."""
-    module.__class__ = own_class(module)
+    """Give a module its own class back, and forget what was noted; a module of its own class stays as it is."""
+    if not isinstance(module, Exchanged):
+        return
+    module.__class__ = cast(type[Exchanged], module.nsr_host_class)
     for name in [name for name in vars(module) if name.startswith("nsr_")]:
         delattr(module, name)
+    if "propagate" in vars(module):  # PyG bound ours to the instance, for an explanation
+        del module.propagate
+        if module.explain:
+            module.propagate = type(module)._orig_propagate.__get__(module, MessagePassing)  # type: ignore[attr-defined]
 
 
 @cache

@@ -81,6 +81,6 @@ class Sites:
             ).rstrip()
             for row in rows
         ]
-        lines.append(f"{len(self)} sites, {self.parameters:,} parameters")
+        lines.append(f"{len(self)} site{'' if len(self) == 1 else 's'}, {self.parameters:,} parameters")
         lines += [f"not {refused.name}: {refused.reason}" for refused in self.refused]
         return "\n".join(lines)

@@ -12,7 +12,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from nsr.graph.host import Observed, conv_of
 from nsr.graph.readers import Reader
-from nsr.graph.recording import Recording, exchange
+from nsr.graph.recording import Recording, Unreadable, exchange
 
 
 class Widths(NamedTuple):
@@ -64,6 +64,8 @@ def widths_of(name: str, host: nn.Module, reader: Reader) -> Widths:
     try:
         with torch.no_grad():
             twin(**arguments)
+    except Unreadable:
+        raise
     except Exception as error:  # whatever a foreign forward raises on made-up input
         raise ValueError(f"The widths of {title} cannot be read from it ({error}). {remedy}") from error
     return cast(Widths, twin.nsr_widths)

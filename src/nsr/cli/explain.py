@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    image: Annotated[Path, typer.Argument(help="A picture: .jpg, .png, .webp, …")],
+    image: Annotated[Path | None, typer.Argument(help="A picture: .jpg, .png, .webp, …")] = None,
     merger: Annotated[str | None, typer.Option(help="tome, pitome or mpm; ToMe at about 1.8× if not given.")] = None,
     r: R = None,
     keep: Keep = None,
@@ -34,11 +34,32 @@ def explain(
     out: Annotated[
         Path | None, typer.Option(help="Where to write, without extension; beside you if not given.")
     ] = None,
+    gallery: Annotated[
+        str | None, typer.Option(help="Ids of validation images, by commas: one page of trained models side by side.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="Gallery: voc, ade20k, cityscapes or shapes.")] = "voc",
+    point: Annotated[str, typer.Option(help="Gallery: the operating point of the trained models.")] = "3.4x",
+    seed: Annotated[int, typer.Option(help="Gallery: their seed.")] = 0,
+    outputs: Annotated[Path, typer.Option(help="Gallery: where nsr run kept their weights.")] = Path("outputs"),
+    data: Annotated[
+        Path | None, typer.Option(help="Gallery: the data; $NSR_DATA or the user's cache folder if not given.")
+    ] = None,
 ) -> None:
     """Show what token merging does to a picture: one PNG, and one HTML page with a slider over the blocks.
 
     For every block: which patches were merged, and how much of each token the merge made invisible, ‖z‖/‖x‖.
+    With `--gallery`, trained models from `nsr run` instead: image, truth, full, merged, merged + NSR, merge map, energy.
     """
+    if (image is None) == (gallery is None):
+        raise ValueError("Give either a picture or --gallery with ids of validation images.")
+    if gallery is not None:
+        from nsr.cli.gallery import open_gallery
+
+        page = out.with_name(out.name + ".html") if out is not None else Path(f"{task}-gallery.html")
+        open_gallery(task, merger or "tome", point, seed, gallery, outputs, data, page)
+        typer.echo(page)
+        return
+    assert image is not None
     from nsr.tokens import Segmenter
     from nsr.tokens.explain import explain as follow
     from nsr.tokens.explain_page import write_page
@@ -74,10 +95,11 @@ def explain(
 def _merged_vit(model: str, weights: Path | None, size: str | None, rule: "MergeRule | None") -> "MergedViT":
     from nsr.tokens import MergedViT, ToMe, load_pretrained
 
+    img_size = None if size is None else _parse_size(size)
     backbone = _create(model, pretrained=weights is None)
     if weights is not None:
         load_pretrained(backbone, weights)
-    vit = MergedViT(backbone, rule, img_size=None if size is None else _parse_size(size))
+    vit = MergedViT(backbone, rule, img_size=img_size)
     if rule is None:
         # a fourteenth of the patches a block is the paper's 1.8x on its smallest images
         vit = MergedViT(backbone, ToMe(r=max(1, vit.backbone.patch_embed.num_patches // 14)))

@@ -49,6 +49,7 @@ def make_backbone(task: SegmentationTask, folder: Path) -> VisionTransformer:
             f"DeiT-Tiny's weights are not at {path}. Save timm's deit_tiny_patch16_224.fb_in1k there as safetensors: "
             "it is model.safetensors of huggingface.co/timm/deit_tiny_patch16_224.fb_in1k."
         )
+    assert isinstance(backbone, VisionTransformer)
     load_pretrained(backbone, path)
     return backbone
 

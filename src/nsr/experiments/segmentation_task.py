@@ -69,8 +69,8 @@ class SegmentationTask:
             return MPM(self.mpm[point])
         target = float(point.removesuffix("x"))
         if merger == "tome":
-            return ToMe(int(tome_point(self.shape, target).control))  # type: ignore[arg-type]
-        return PiToMe(float(pitome_point(self.shape, target).control))  # type: ignore[arg-type]
+            return ToMe(int(tome_point(self.shape, target).control))
+        return PiToMe(float(pitome_point(self.shape, target).control))
 
 
 _VOC_SCHEDULES = {

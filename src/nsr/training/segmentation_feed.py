@@ -4,7 +4,8 @@ Both give the same crops in the same order. ``batch`` is part of the step and ma
 host has to do before each step, and for a resident split that is nothing at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -66,11 +67,15 @@ class EpochDraws:
 
 
 class ResidentFeed:
-    """Crops of a split that lies on the device; an epoch costs the host one copy of its draws."""
+    """Crops of a split that lies on the device; an epoch costs the host one copy of its draws.
+
+    On a GPU the crops are made by one compiled kernel instead of some eighty plain ones.
+    """
 
     def __init__(self, data: ResidentSplit, draws: EpochDraws) -> None:
         self.data, self.draws, self.steps = data, draws, draws.steps
         device = data.words.device
+        self.make_batch = _compiled_batch() if device.type == "cuda" else resident_batch
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.crops = torch.zeros(self.steps, draws.batch, 6, dtype=torch.int64, device=device)
         self.colours = torch.zeros(self.steps, draws.batch, 5, device=device) if draws.photometric else None
@@ -91,7 +96,7 @@ class ResidentFeed:
         crops = self.crops.index_select(0, self.cursor).squeeze(0)
         colours = None if self.colours is None else self.colours.index_select(0, self.cursor).squeeze(0)
         self.cursor.add_(1).remainder_(self.steps)
-        return resident_batch(self.data, crops, self.draws.window, colours)
+        return self.make_batch(self.data, crops, self.draws.window, colours)
 
 
 class WorkerFeed:
@@ -132,6 +137,12 @@ def place(split: Split, device: torch.device) -> tuple[np.ndarray, ResidentSplit
     sizes = image_sizes(split)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 * 2**30
     return sizes, load_resident(split, device, sizes) if 2 * resident_bytes(sizes) <= free else None
+
+
+@cache
+def _compiled_batch() -> Callable[..., Batch]:
+    """Compiled once a process, however many models are trained in it."""
+    return torch.compile(resident_batch, dynamic=False)
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -48,7 +48,7 @@ class StreamedStep:
                 self.graph.replay()
             elif self.capture and self._eager_calls == _WARM_UP:
                 self.graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self.graph, stream=self.stream):
+                with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
                     self.step()
                 self.graph.replay()
             else:

@@ -1,6 +1,5 @@
 """What a model is given: normalised pixels and labels."""
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -24,12 +23,6 @@ class Batch(NamedTuple):
 
 def normalise(rgb: Tensor) -> Tensor:
     """Pixels between 0 and 255 to ImageNet's scale, ``[B, 3, H, W]``."""
-    mean, deviation = _scale(rgb.device)
-    return (rgb / 255 - mean) / deviation
-
-
-@cache
-def _scale(device: torch.device) -> tuple[Tensor, Tensor]:
-    # made once: a copy from the host cannot be part of a captured step
-    mean, deviation = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (MEAN, DEVIATION))
-    return mean, deviation
+    # numbers rather than a tensor of them, whose copy to the device could not be part of a captured step
+    scaled = [(rgb[:, c] / 255 - MEAN[c]) / DEVIATION[c] for c in range(3)]
+    return torch.stack(scaled, dim=1)

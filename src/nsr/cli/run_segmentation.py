@@ -1,0 +1,247 @@
+"""The segmentation half of ``nsr run``: one command a data set, the ablations, and what trained models are asked."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from nsr.experiments.segmentation import SegmentationLab
+    from nsr.training.segmentation import TrainingProgress
+
+Mergers = Annotated[str, typer.Option(help="Mergers by commas: none,tome,pitome,mpm. Default: all.")]
+Points = Annotated[str, typer.Option(help="Operating points by commas, such as 1.8x,3.4x. Default: all.")]
+Variants = Annotated[
+    str, typer.Option(help="Variants by commas: original,nsr,feature,spatial,post-merge,raw-source,adapter.")
+]
+Seeds = Annotated[str, typer.Option(help="Seeds by commas, such as 0,1,2.")]
+TaskName = Annotated[str, typer.Option("--task", help="voc, ade20k, cityscapes, or shapes (generated).")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the training images. Default: the paper's.")]
+BatchSize = Annotated[int | None, typer.Option("--batch", help="Images in a step.")]
+Rate = Annotated[float | None, typer.Option("--lr", help="Initial learning rate.")]
+Warmup = Annotated[int | None, typer.Option(help="Steps of linear warm-up.")]
+PrecisionName = Annotated[str | None, typer.Option("--precision", help="bf16, fp16 or fp32. Default: bf16 on a GPU.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … Default: a GPU if there is one.")]
+Results = Annotated[Path, typer.Option(help="Where results go, one JSON a run.")]
+Outputs = Annotated[Path, typer.Option(help="Where trained weights and unfinished runs are kept.")]
+Data = Annotated[Path | None, typer.Option(help="Where the data is. Default: $NSR_DATA or the user's cache folder.")]
+Together = Annotated[int, typer.Option("--concurrent", min=1, help="Models trained side by side on one GPU.")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes that decode images where these do not fit the device.")]
+Force = Annotated[bool, typer.Option("--force", help="Run again what has a result.")]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="The same weights to the bit, run after run.")]
+WithNumerics = Annotated[bool, typer.Option("--numerics", help="Measure the residuals of the NSR models too.")]
+Search = Annotated[bool, typer.Option(help="Search MPM's schedules too, on training images.")]
+
+_RESULTS, _OUTPUTS = Path("results"), Path("outputs")
+_MERGERS = "tome,pitome,mpm"
+
+
+def add_segmentation(app: typer.Typer) -> None:
+    """Add the segmentation experiments to ``nsr run``."""
+    about = "merged ViTs on {}, with NSR and without: mIoU of the final weights."
+    for task, title in {
+        "voc": "Pascal VOC 2012",
+        "ade20k": "ADE20K",
+        "cityscapes": "Cityscapes",
+        "shapes": "generated textured shapes (about a minute on a laptop)",
+    }.items():
+        app.command(task, help=f"Train {about.format(title)}")(_table_of(task))
+    app.command("token-ablation")(token_ablation)
+    app.command("adapter")(adapter)
+    app.command("numerics")(numerics)
+    app.command("operating-points")(operating_points)
+
+
+def _table_of(task: str) -> Callable[..., None]:
+    def table(
+        merger: Mergers = "",
+        point: Points = "",
+        variant: Variants = "original,nsr",
+        seed: Seeds = "0",
+        epochs: Epochs = None,
+        batch: BatchSize = None,
+        lr: Rate = None,
+        warmup: Warmup = None,
+        precision: PrecisionName = None,
+        device: Device = None,
+        results: Results = _RESULTS,
+        outputs: Outputs = _OUTPUTS,
+        data: Data = None,
+        concurrent: Together = 1,
+        workers: Workers = 4,
+        force: Force = False,
+        deterministic: Deterministic = False,
+        with_numerics: WithNumerics = False,
+    ) -> None:
+        lab = _lab(task, data, outputs, device, workers, force, deterministic)
+        changes = {"epochs": epochs, "batch": batch, "lr": lr, "warmup": warmup, "precision": precision}
+        _train(lab, merger, point, variant, seed, changes, results, concurrent, force, with_numerics)
+
+    return table
+
+
+def token_ablation(
+    task: TaskName = "voc",
+    merger: Mergers = _MERGERS,
+    point: Points = "",
+    variant: Variants = "post-merge,feature,spatial,raw-source",
+    seed: Seeds = "0",
+    epochs: Epochs = None,
+    batch: BatchSize = None,
+    precision: PrecisionName = None,
+    device: Device = None,
+    results: Results = _RESULTS,
+    outputs: Outputs = _OUTPUTS,
+    data: Data = None,
+    concurrent: Together = 1,
+    workers: Workers = 4,
+    force: Force = False,
+    deterministic: Deterministic = False,
+) -> None:
+    """Train the controls: post-merge-only, feature path, spatial path, raw source; results beside the main table's."""
+    lab = _lab(task, data, outputs, device, workers, force, deterministic)
+    changes = {"epochs": epochs, "batch": batch, "precision": precision}
+    _train(lab, merger, point, variant, seed, changes, results, concurrent, force, with_numerics=False)
+
+
+def adapter(
+    task: TaskName = "voc",
+    merger: Mergers = "tome",
+    point: Points = "",
+    seed: Seeds = "0",
+    epochs: Epochs = 10,
+    batch: BatchSize = None,
+    lr: Rate = 1e-3,
+    precision: PrecisionName = None,
+    device: Device = None,
+    results: Results = _RESULTS,
+    outputs: Outputs = _OUTPUTS,
+    data: Data = None,
+    concurrent: Together = 1,
+    workers: Workers = 4,
+    force: Force = False,
+    deterministic: Deterministic = False,
+) -> None:
+    """Compress a trained full model and train only NSR and the head, on its frozen backbone.
+
+    The full model comes from `nsr run voc --merger none`, with its weights in `--outputs`.
+    """
+    lab = _lab(task, data, outputs, device, workers, force, deterministic)
+    changes = {"epochs": epochs, "batch": batch, "lr": lr, "precision": precision}
+    _train(lab, merger, point, "adapter", seed, changes, results, concurrent, force, with_numerics=False)
+
+
+def numerics(
+    task: TaskName = "voc",
+    merger: Mergers = _MERGERS,
+    point: Points = "",
+    seed: Seeds = "0",
+    device: Device = None,
+    results: Results = _RESULTS,
+    outputs: Outputs = _OUTPUTS,
+    data: Data = None,
+    workers: Workers = 4,
+    force: Force = False,
+) -> None:
+    """Measure null violation and residual magnitude at every merge of trained NSR models, from their kept weights."""
+    from nsr.experiments.segmentation_cells import select_cells
+    from nsr.experiments.segmentation_runs import run_numerics
+
+    lab = _lab(task, data, outputs, device, workers, force, deterministic=False)
+    cells = select_cells(lab.task, _names(merger), _names(point), ["nsr"], _integers(seed))
+    run_numerics(lab, cells, results, force=force, say=typer.echo)
+
+
+def operating_points(
+    task: TaskName = "voc",
+    merger: Mergers = _MERGERS,
+    point: Points = "",
+    search: Search = True,
+    device: Device = None,
+    results: Results = _RESULTS,
+    outputs: Outputs = _OUTPUTS,
+    data: Data = None,
+    workers: Workers = 4,
+    force: Force = False,
+) -> None:
+    """Find each merger's setting at each operating point, its cost, and the share of tokens each block merges."""
+    from nsr.experiments.segmentation_runs import run_points
+
+    lab = _lab(task, data, outputs, device, workers, force, deterministic=False)
+    run_points(lab, _names(merger), _names(point), results, search=search, force=force, say=typer.echo)
+
+
+def _lab(
+    task: str, data: Path | None, outputs: Path, device: str | None, workers: int, force: bool, deterministic: bool
+) -> "SegmentationLab":
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    import torch
+
+    from nsr.data.folder import data_folder
+    from nsr.experiments.segmentation import SegmentationLab
+    from nsr.experiments.segmentation_task import TASKS
+
+    if task not in TASKS:
+        raise ValueError(f"Unknown task {task!r}; expected {', '.join(TASKS)}.")
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: this machine has no CUDA device. Use --device cpu.")
+    torch.use_deterministic_algorithms(deterministic)
+    return SegmentationLab(TASKS[task], data or data_folder(), outputs, chosen, workers=workers, resume=not force)
+
+
+def _train(
+    lab: "SegmentationLab",
+    merger: str,
+    point: str,
+    variant: str,
+    seed: str,
+    changes: dict,
+    results: Path,
+    concurrent: int,
+    force: bool,
+    with_numerics: bool,
+) -> None:
+    from dataclasses import replace
+
+    from nsr.experiments.segmentation_cells import select_cells
+    from nsr.experiments.segmentation_runs import run_table
+
+    cells = select_cells(lab.task, _names(merger), _names(point), _names(variant), _integers(seed))
+    changes["precision"] = changes["precision"] or ("bf16" if lab.device.type == "cuda" else "fp32")
+    protocol = replace(lab.task.protocol, **{name: value for name, value in changes.items() if value is not None})
+    terminal = sys.stderr.isatty()
+    run_table(
+        lab,
+        cells,
+        protocol,
+        results,
+        together=concurrent,
+        force=force,
+        with_numerics=with_numerics,
+        say=typer.echo,
+        watch=lambda progress: _show(progress, terminal),
+        every=1.0 if terminal else 15.0,
+    )
+
+
+def _show(progress: "TrainingProgress", terminal: bool) -> None:
+    losses = " ".join(f"{loss:.3f}" for loss in progress.losses)
+    line = f"  epoch {progress.epoch}/{progress.epochs}, loss {losses}, {progress.remaining:.0f} s left"
+    ends = progress.epoch == progress.epochs
+    typer.echo(f"\r{line:<78}" if terminal else line, err=True, nl=not terminal or ends)
+
+
+def _names(given: str) -> list[str]:
+    """``"a,b"`` to ``["a", "b"]``."""
+    return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def _integers(given: str) -> list[int]:
+    if not _names(given) or not all(name.isdecimal() for name in _names(given)):
+        raise ValueError(f"--seed {given!r} is not a list of whole numbers, such as 0,1,2.")
+    return [int(name) for name in _names(given)]

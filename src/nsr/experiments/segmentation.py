@@ -1,0 +1,252 @@
+"""Table 1 of the paper and its ablations: train and judge segmenters, several side by side.
+
+On one H200 a 100-epoch VOC run is a matter of seconds; the generated shapes take about a minute on a laptop. Expected
+on VOC (mIoU in per cent, paper): full ViT 64.9; ToMe at 3.4x 18.3, with NSR 49.8; PiToMe at 3.4x 43.7 and 54.0; MPM at
+3.3x 51.3 and 54.9.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nsr.data.segmentation.resident import ResidentSplit
+from nsr.data.segmentation.split import Split
+from nsr.experiments.merge_survey import cost, image_events, merged_share, survey
+from nsr.experiments.segmentation_cells import SegmentationCell
+from nsr.experiments.segmentation_model import make_segmenter, shared_weights
+from nsr.experiments.segmentation_task import FULL_POINT, SegmentationTask
+from nsr.tokens import Segmenter
+from nsr.tokens.mpm import MPM
+from nsr.training import checkpoint
+from nsr.training.fixed_length import capturable
+from nsr.training.segmentation import SegmentationProtocol, SegmentationTrainer, TrainingProgress, train
+from nsr.training.segmentation_evaluation import centre_batches, evaluate
+from nsr.training.segmentation_feed import EpochDraws, Feed, ResidentFeed, WorkerFeed, place
+from nsr.training.segmentation_metrics import intersection_over_union, mean_iou, pixel_accuracy
+
+# variants whose computation the paper counts, and whether NSR is in it
+_COUNTED = {"original": False, "nsr": True, "raw-source": True, "adapter": True}
+_SECONDS_BETWEEN_CHECKPOINTS = 60.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one cell.
+
+    Attributes:
+        cell: Which.
+        metrics: Its numbers, as fractions of one.
+        seconds: Training, of all cells that were trained side by side, and its own evaluation.
+        model: The trained model.
+    """
+
+    cell: SegmentationCell
+    metrics: dict[str, Any]
+    seconds: float
+    model: Segmenter
+
+
+class SegmentationLab:
+    """What the runs of a task share: the splits on the device, and the weights that they start from.
+
+    Args:
+        task: The task.
+        folder: Where the data is.
+        outputs: Where trained weights and unfinished runs are kept.
+        device: Where to train.
+        workers: Processes that decode a split too large for the device.
+        resume: Whether to go on with unfinished runs.
+    """
+
+    def __init__(
+        self,
+        task: SegmentationTask,
+        folder: Path,
+        outputs: Path,
+        device: torch.device,
+        *,
+        workers: int = 4,
+        resume: bool = True,
+    ) -> None:
+        self.task, self.folder, self.device, self.workers, self.resume = task, folder, device, workers, resume
+        self.outputs = outputs / task.name
+        self.shared = cache(lambda seed: shared_weights(task, seed, folder))
+
+    @cached_property
+    def training_split(self) -> Split:
+        """The training split, not yet decoded."""
+        return self.task.read(self.folder, "train")
+
+    @cached_property
+    def training_data(self) -> tuple[np.ndarray, ResidentSplit | None]:
+        """The sizes of the training images, and the split on the device if it fits there."""
+        return place(self.training_split, self.device)
+
+    @cached_property
+    def validation_data(self) -> ResidentSplit | Split:
+        """The validation split, on the device if it fits there."""
+        split = self.task.read(self.folder, "val")
+        return place(split, self.device)[1] or split
+
+    def config(self, cell: SegmentationCell, protocol: SegmentationProtocol) -> dict[str, Any]:
+        """Everything that decides the outcome of a cell."""
+        return {
+            **asdict(protocol),
+            **cell.as_dict(),
+            "task": self.task.name,
+            "rule": repr(self.task.rule(cell.merger, cell.point)),
+            "data": f"{self.training_split.name}, {len(self.training_split)} images",
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+        }
+
+    def weights_of(self, cell: SegmentationCell) -> Path:
+        """Where the trained weights of a cell are kept."""
+        return self.outputs / f"{cell.name}.safetensors"
+
+    def trained(self, cell: SegmentationCell) -> Segmenter:
+        """The trained model of a cell, from its kept weights.
+
+        Raises:
+            ValueError: It was not trained here.
+        """
+        path = self.weights_of(cell)
+        if not path.is_file():
+            raise ValueError(
+                f"There are no trained weights at {path}. Train them first: nsr run {self.task.name} "
+                f"--merger {cell.merger} --point {cell.point} --variant {cell.variant} --seed {cell.seed}"
+            )
+        model = self._model(cell, self.shared(cell.seed), capture=False)
+        model.load_state_dict(load_file(path, device=str(self.device)))
+        return model
+
+    def run(
+        self,
+        cells: Sequence[SegmentationCell],
+        protocol: SegmentationProtocol,
+        watch: Callable[[TrainingProgress], None] | None = None,
+        every: float = 1.0,
+    ) -> Iterator[Outcome]:
+        """Train cells side by side, then judge each by its final weights.
+
+        Args:
+            cells: What to train; their seeds replace the protocol's.
+            protocol: How.
+            watch: Told where they stand.
+            every: Seconds between two looks.
+
+        Raises:
+            ValueError: A model diverged; raised after the others have been judged.
+        """
+        begin = time.perf_counter()
+        prepared = [self._trainer(cell, protocol) for cell in cells]
+        trainers = [trainer for trainer, _ in prepared]
+        self._train(cells, trainers, watch, every)
+        seconds = time.perf_counter() - begin
+        diverged = []
+        for cell, (trainer, before) in zip(cells, prepared, strict=True):
+            begin = time.perf_counter()
+            model, loss = trainer.model, trainer.mean_loss()
+            if not isfinite(loss):
+                diverged.append(cell.name)
+                continue
+            model.vit.merger = self.task.rule(cell.merger, cell.point)  # captured steps train with its twin
+            metrics = {**self._judge(cell, model, trainer.protocol), **before, "loss": loss}
+            self._keep(cell, model)
+            yield Outcome(cell, metrics, seconds + time.perf_counter() - begin, model)
+        if diverged:
+            raise ValueError(f"{self.task.name} {', '.join(diverged)}: the loss diverged. Try --precision fp32.")
+
+    def _model(self, cell: SegmentationCell, shared: dict[str, Tensor], capture: bool) -> Segmenter:
+        rule = self.task.rule(cell.merger, cell.point)
+        rule = capturable(rule) if capture else rule
+        return make_segmenter(self.task, rule, cell.variant, shared, cell.seed, self.folder).to(self.device)
+
+    def _trainer(
+        self, cell: SegmentationCell, protocol: SegmentationProtocol
+    ) -> tuple[SegmentationTrainer, dict[str, float]]:
+        """A trainer at its start, and what is measured there."""
+        protocol = replace(protocol, seed=cell.seed)
+        capture = self.device.type == "cuda"
+        before: dict[str, float] = {}
+        if cell.variant == "adapter":
+            full = self.trained(SegmentationCell("none", FULL_POINT, "original", cell.seed))
+            model = self._model(cell, full.state_dict(), capture)
+            # NSR starts as the merged model without it, so this is compression with no training at all
+            before = {"miou_untrained": self._judge(cell, model, protocol)["miou"]}
+        else:
+            model = self._model(cell, self.shared(cell.seed), capture)
+        return SegmentationTrainer(model, self._feed(protocol), protocol, capture=capture), before
+
+    def _feed(self, protocol: SegmentationProtocol) -> Feed:
+        sizes, resident = self.training_data
+        draws = EpochDraws(sizes, self.task.window, protocol.batch, protocol.seed, self.task.photometric)
+        if resident is not None:
+            return ResidentFeed(resident, draws)
+        return WorkerFeed(self.training_split, draws, self.device, self.workers)
+
+    def _train(
+        self,
+        cells: Sequence[SegmentationCell],
+        trainers: Sequence[SegmentationTrainer],
+        watch: Callable[[TrainingProgress], None] | None,
+        every: float,
+    ) -> None:
+        """Train, with a checkpoint a minute, going on from one where it is of the same run."""
+        runs = {
+            id(trainer): (self._unfinished(cell), self.config(cell, trainer.protocol))
+            for trainer, cell in zip(trainers, cells, strict=True)
+        }
+        for trainer in trainers:
+            path, config = runs[id(trainer)]
+            found = checkpoint.load(path, config) if self.resume else None
+            if found is not None:
+                trainer.load_state(*found)
+        saved = dict.fromkeys(runs, time.monotonic())
+
+        def save(trainer: SegmentationTrainer) -> None:
+            path, config = runs[id(trainer)]
+            if not trainer.done and time.monotonic() - saved[id(trainer)] >= _SECONDS_BETWEEN_CHECKPOINTS:
+                checkpoint.save(path, trainer.state(), config, trainer.epoch)
+                saved[id(trainer)] = time.monotonic()
+
+        train(trainers, watch=watch, every=every, after_epoch=save)
+
+    def _judge(self, cell: SegmentationCell, model: Segmenter, protocol: SegmentationProtocol) -> dict[str, Any]:
+        data, window = self.validation_data, self.task.window
+        confusion = evaluate(
+            model, data, window, stride=self.task.stride, precision=protocol.precision, workers=self.workers
+        )
+        rule = self.task.rule(cell.merger, cell.point)
+        found = {}
+        if isinstance(rule, MPM):  # its cost depends on the images
+            batches = centre_batches(data, window, 64, self.device, self.workers)
+            found = survey(model.vit, batches, protocol.precision)
+        events = image_events(self.task.shape, rule, found)
+        counted = cost(self.task.shape, events, _COUNTED[cell.variant]) if cell.variant in _COUNTED else {}
+        iou = intersection_over_union(confusion)
+        return {
+            "miou": mean_iou(confusion),
+            "pixel_accuracy": pixel_accuracy(confusion),
+            **counted,
+            "params": sum(p.numel() for p in model.parameters()),
+            "class_iou": [None if value.isnan() else float(value) for value in iou],
+            "merged_share": merged_share(self.task.shape, events),
+        }
+
+    def _unfinished(self, cell: SegmentationCell) -> Path:
+        return self.outputs / f"{cell.name}.unfinished.safetensors"
+
+    def _keep(self, cell: SegmentationCell, model: Segmenter) -> None:
+        path = self.weights_of(cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, path)
+        self._unfinished(cell).unlink(missing_ok=True)

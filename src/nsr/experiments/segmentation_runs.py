@@ -1,0 +1,151 @@
+"""The segmentation experiments as runs that leave one result a cell: what exists is not run again."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from nsr.experiments import record
+from nsr.experiments.segmentation import SegmentationLab
+from nsr.experiments.segmentation_cells import SegmentationCell
+from nsr.experiments.segmentation_numerics import numerics
+from nsr.experiments.segmentation_points import operating_point, point_config
+from nsr.tokens import Segmenter
+from nsr.training.segmentation import SegmentationProtocol, TrainingProgress
+
+Say = Callable[[str], None]
+
+
+def run_table(
+    lab: SegmentationLab,
+    cells: Sequence[SegmentationCell],
+    protocol: SegmentationProtocol,
+    results: Path,
+    *,
+    together: int = 1,
+    force: bool = False,
+    with_numerics: bool = False,
+    say: Say = print,
+    watch: Callable[[TrainingProgress], None] | None = None,
+    every: float = 1.0,
+) -> None:
+    """Train and judge cells; each leaves ``results/<task>/<cell>.json`` as soon as it is known.
+
+    Args:
+        lab: What the runs share.
+        cells: What to run.
+        protocol: How to train; a cell's seed replaces the protocol's.
+        results: Where results go.
+        together: How many models are trained side by side.
+        force: Whether to run again what has a result.
+        with_numerics: Whether to measure the residuals of the NSR models too, while they are at hand.
+        say: Told a line for each cell.
+        watch: Told where the models stand.
+        every: Seconds between two looks.
+    """
+    task = lab.task.name
+    todo = []
+    for cell in cells:
+        if not force and record.exists(
+            results, task, cell.as_dict(), lab.config(cell, replace(protocol, seed=cell.seed))
+        ):
+            say(f"{task} {cell.name}: there already")
+        else:
+            todo.append(cell)
+    for first in range(0, len(todo), together):
+        group = todo[first : first + together]
+        say(f"{task} {', '.join(cell.name for cell in group)}: training for {protocol.epochs} epochs")
+        for outcome in lab.run(group, protocol, watch, every):
+            cell = outcome.cell
+            config = lab.config(cell, replace(protocol, seed=cell.seed))
+            command = f"nsr run {task} {_cell_options(cell)}{_protocol_options(protocol, lab.task.protocol)}"
+            _write(lab, results, task, cell.as_dict(), outcome.metrics, config, command, outcome.seconds, len(group))
+            say(f"{task} {cell.name}: mIoU {100 * outcome.metrics['miou']:.2f} after {outcome.seconds:.1f} s")
+            if with_numerics and cell.variant == "nsr":
+                _write_numerics(lab, results, cell, outcome.model, say)
+
+
+def run_numerics(
+    lab: SegmentationLab, cells: Sequence[SegmentationCell], results: Path, *, force: bool = False, say: Say = print
+) -> None:
+    """Measure the residuals of trained NSR models, from the weights that their training kept."""
+    for cell in cells:
+        where = _numerics_cell(lab, cell)
+        if not force and record.exists(results, "numerics", where, _numerics_config(lab)):
+            say(f"numerics {lab.task.name} {cell.name}: there already")
+        else:
+            _write_numerics(lab, results, cell, lab.trained(cell), say)
+
+
+def run_points(
+    lab: SegmentationLab,
+    mergers: Sequence[str],
+    points: Sequence[str],
+    results: Path,
+    *,
+    search: bool = True,
+    force: bool = False,
+    say: Say = print,
+) -> None:
+    """The settings of the mergers at their operating points, and where they merge."""
+    config = {**point_config(lab), "search": search}
+    for merger in mergers:
+        for point in lab.task.points(merger):
+            where = {"dataset": lab.task.name, "merger": merger, "point": point}
+            if points and point not in points:
+                continue
+            if not force and record.exists(results, "operating-points", where, config):
+                say(f"operating-points {lab.task.name} {merger} {point}: there already")
+                continue
+            metrics = operating_point(lab, merger, point, search)
+            command = f"nsr run operating-points --task {lab.task.name} --merger {merger} --point {point}"
+            _write(lab, results, "operating-points", where, metrics, config, command, 0.0, 1)
+            achieved = metrics.get("achieved", metrics.get("search"))
+            say(f"operating-points {lab.task.name} {merger} {point}: {achieved:.3f} times fewer FLOPs")
+
+
+def _write_numerics(lab: SegmentationLab, results: Path, cell: SegmentationCell, model: Segmenter, say: Say) -> None:
+    metrics = numerics(lab, model)
+    command = f"nsr run numerics --task {lab.task.name} --merger {cell.merger} --point {cell.point} --seed {cell.seed}"
+    _write(lab, results, "numerics", _numerics_cell(lab, cell), metrics, _numerics_config(lab), command, 0.0, 1)
+    say(
+        f"numerics {lab.task.name} {cell.name}: null violation {metrics['null_violation']:.1e}, "
+        f"residual share {metrics['residual_share']:.3f}"
+    )
+
+
+def _numerics_cell(lab: SegmentationLab, cell: SegmentationCell) -> dict[str, Any]:
+    return {"dataset": lab.task.name, "merger": cell.merger, "point": cell.point, "seed": cell.seed}
+
+
+def _numerics_config(lab: SegmentationLab) -> dict[str, Any]:
+    return {"precision": "fp32", "split": "val", "shape": asdict(lab.task.shape)}
+
+
+def _write(
+    lab: SegmentationLab,
+    results: Path,
+    experiment: str,
+    cell: dict[str, Any],
+    metrics: dict[str, Any],
+    config: dict[str, Any],
+    command: str,
+    seconds: float,
+    together: int,
+) -> None:
+    environment = {**record.environment(lab.device), "trained_together": together}
+    record.write(results, record.Record(experiment, cell, metrics, config, command, seconds, environment))
+
+
+def _cell_options(cell: SegmentationCell) -> str:
+    return " ".join(f"--{name} {value}" for name, value in cell.as_dict().items())
+
+
+def _protocol_options(protocol: SegmentationProtocol, usual: SegmentationProtocol) -> str:
+    """The options that differ from the task's own protocol."""
+    given, default = asdict(protocol), asdict(usual)
+    return "".join(
+        f" --{name.replace('_', '-')} {value}"
+        for name, value in given.items()
+        if name != "seed" and value != default[name]
+    )

@@ -17,8 +17,9 @@ def mathml(tex: str, display: str = "inline") -> str:
     tex = " ".join(tex.split())
     if "&" in tex or "\\\\" in tex:
         tex = rf"\begin{{aligned}} {tex} \end{{aligned}}"
-    # an entity could be taken for Markdown's own; a literal character cannot
-    return re.sub(r"&#x([0-9A-F]+);", lambda found: _character(int(found[1], 16)), convert(tex, display=display))
+    formula = re.sub(r"&#x([0-9A-F]+);", lambda found: _character(int(found[1], 16)), convert(tex, display=display))
+    # Markdown takes an unknown element at the start of a line for a block, but knows that a span is none
+    return formula if display == "block" else f"<span>{formula}</span>"
 
 
 def _character(code: int) -> str:
@@ -37,8 +38,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 class Formulas(Extension):
     """Rewrite docstrings before they are parsed."""
 
-    def on_instance(self, *, obj: Any, **_: Any) -> None:
-        """Called once for every object that has a docstring."""
+    def on_object(self, *, obj: Any, **_: Any) -> None:
+        """Called once for every object."""
         if isinstance(obj.docstring, Docstring):
             obj.docstring.value = rewrite(obj.docstring.value)
 

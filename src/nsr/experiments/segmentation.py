@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nsr.data.segmentation.resident import ResidentSplit
 from nsr.data.segmentation.split import Split
 from nsr.experiments.merge_survey import cost, image_events, merged_share, survey
 from nsr.experiments.segmentation_cells import SegmentationCell
-from nsr.experiments.segmentation_model import make_segmenter, shared_weights
+from nsr.experiments.segmentation_model import make_backbone, make_segmenter, shared_weights
 from nsr.experiments.segmentation_task import FULL_POINT, SegmentationTask
 from nsr.tokens import Segmenter
 from nsr.tokens.mpm import MPM
+from nsr.tokens.segmenter_file import load_segmenter, save_segmenter
 from nsr.training import checkpoint
 from nsr.training.fixed_length import capturable
 from nsr.training.segmentation import SegmentationProtocol, SegmentationTrainer, TrainingProgress, train
@@ -124,9 +124,7 @@ class SegmentationLab:
                 f"There are no trained weights at {path}. Train them first: nsr run {self.task.name} "
                 f"--merger {cell.merger} --point {cell.point} --variant {cell.variant} --seed {cell.seed}"
             )
-        model = self._model(cell, self.shared(cell.seed), capture=False)
-        model.load_state_dict(load_file(path, device=str(self.device)))
-        return model
+        return load_segmenter(path, make_backbone(self.task, self.folder)).to(self.device)
 
     def run(
         self,
@@ -228,7 +226,7 @@ class SegmentationLab:
         rule = self.task.rule(cell.merger, cell.point)
         found = {}
         if isinstance(rule, MPM):  # its cost depends on the images
-            batches = centre_batches(data, window, 64, self.device, self.workers)
+            batches = centre_batches(data, window, None, self.device, self.workers)
             found = survey(model.vit, batches, protocol.precision)
         events = image_events(self.task.shape, rule, found)
         counted = cost(self.task.shape, events, _COUNTED[cell.variant]) if cell.variant in _COUNTED else {}
@@ -248,5 +246,5 @@ class SegmentationLab:
     def _keep(self, cell: SegmentationCell, model: Segmenter) -> None:
         path = self.weights_of(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, path)
+        save_segmenter(model, path)
         self._unfinished(cell).unlink(missing_ok=True)

@@ -36,9 +36,9 @@ def select_cells(
     variants: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
 ) -> list[SegmentationCell]:
-    """Every cell that the selectors name; an empty selector names all, for variants the main ones.
+    """Every cell that the selectors name, in their order, variant by variant; an empty selector names all.
 
-    The model that merges nothing has one point and one variant, and belongs to a selection that names neither.
+    Of variants it names the main ones. The model that merges nothing has one point and is ``original`` alone.
 
     Raises:
         ValueError: A selector names what there is not, or nothing is left.
@@ -52,11 +52,11 @@ def select_cells(
             raise ValueError(f"{task.name} has no point {point!r}; it has {', '.join(sorted(known))}.")
     cells = [
         SegmentationCell(merger, point, variant, seed)
+        for seed in seeds
+        for variant in variants or MAIN_VARIANTS
         for merger in mergers or ("none", *MERGERS)
         for point in task.points(merger)
-        for variant in (variants or MAIN_VARIANTS if merger != "none" else ("original",))
-        for seed in seeds
-        if (not points or point in points) and (merger != "none" or not variants or "original" in variants)
+        if (not points or point in points) and (merger != "none" or variant == "original")
     ]
     if not cells:
         raise ValueError(

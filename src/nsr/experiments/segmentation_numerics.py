@@ -19,7 +19,7 @@ def numerics(lab: SegmentationLab, model: Segmenter) -> dict[str, Any]:
     ``null_violation`` is the largest over blocks, ``residual_share`` the mean over blocks, with its deviation; lists
     hold the blocks' own numbers, in the order of ``blocks``.
     """
-    batches = centre_batches(lab.validation_data, lab.task.window, 64, lab.device, lab.workers)
+    batches = centre_batches(lab.validation_data, lab.task.window, None, lab.device, lab.workers)
     found = dict(sorted(survey(model.vit, batches, "fp32").items()))
     shares = [at.residual_share for at in found.values()]
     return {

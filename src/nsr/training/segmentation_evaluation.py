@@ -11,14 +11,27 @@ from nsr.data.segmentation.resident import ResidentSplit, image_sizes, resident_
 from nsr.data.segmentation.split import Split
 from nsr.data.segmentation.workers import worker_batches
 from nsr.tokens.segmenter import Segmenter
+from nsr.training.pixel_loss import upsample
 from nsr.training.segmentation import Precision, autocast
 from nsr.training.segmentation_metrics import confusion_matrix
 
+_LOGITS_AT_ONCE = 2**28  # of a batch, at the resolution of the images: 1 GiB
+
 
 def centre_batches(
-    data: ResidentSplit | Split, window: tuple[int, int], batch: int, device: torch.device, workers: int = 0
+    data: ResidentSplit | Split, window: tuple[int, int], batch: int | None, device: torch.device, workers: int = 0
 ) -> Iterator[Batch]:
-    """Every image of a split once: shorter side resized to the window's, the window at the centre."""
+    """Every image of a split once: shorter side resized to the window's, the window at the centre.
+
+    Args:
+        data: The split.
+        window: Height and width of a crop.
+        batch: Images in a batch; by default as many as have logits of 1 GiB.
+        device: Where batches are wanted.
+        workers: Processes that decode a split that is not on the device.
+    """
+    if batch is None:
+        batch = max(1, _LOGITS_AT_ONCE // (data.num_classes * window[0] * window[1]))
     if isinstance(data, ResidentSplit):
         for crops in centre_crops(data.sizes, window).to(data.words.device).split(batch):
             yield resident_batch(data, crops, window)
@@ -47,7 +60,7 @@ def evaluate(
     window: tuple[int, int],
     *,
     stride: tuple[int, int] | None = None,
-    batch: int = 64,
+    batch: int | None = None,
     precision: Precision = "fp32",
     workers: int = 0,
 ) -> Tensor:
@@ -59,7 +72,7 @@ def evaluate(
         window: Height and width of what the model sees.
         stride: With a stride, every image is evaluated at its own size by windows that overlap, their logits averaged;
             without one, at its centre crop.
-        batch: Images, or windows of an image, in a forward pass.
+        batch: Images, or windows of an image (then 8 by default), in a forward pass.
         precision: Of the forward pass.
         workers: Processes that decode a split that is not on the device.
     """
@@ -73,7 +86,11 @@ def evaluate(
         batches = whole_images(data, device, workers)
     for image, labels in batches:
         with autocast(device, precision):
-            logits = model(image) if stride is None else model.sliding_window(image, window, stride, batch)
+            if stride is None:
+                # upsampled in fp32, as for the loss: half precision has ties
+                logits = upsample(model.patch_logits(image).float(), window)
+            else:
+                logits = model.sliding_window(image, window, stride, batch or 8)
         confusion += confusion_matrix(labels, logits.argmax(1), data.num_classes)
     model.train(training)
     return confusion.cpu()

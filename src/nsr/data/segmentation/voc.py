@@ -20,7 +20,7 @@ from nsr.data.segmentation.split import Item, Split, paired
 
 NUM_CLASSES = 21
 URL = "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar"
-MD5 = "6cd6e144f989b92b3379bac3b3de84fd"
+SHA256 = "e14f763270cf193d0b5f74b169f44157a4b0c6efa708f4dd0ff78ee691763bcb"
 
 
 def voc(folder: Path, split: Literal["train", "val"]) -> Split:
@@ -36,8 +36,8 @@ def voc(folder: Path, split: Literal["train", "val"]) -> Split:
     if packed.is_file():
         return _from_packed(packed, split)
     raise ValueError(
-        f"VOC 2012 is neither at {tree} nor at {packed}. Fetch {URL} (2 GB) and unpack it in {folder}, or run "
-        "`nsr data fetch voc2012`."
+        f"VOC 2012 is neither at {tree} nor at {packed}. Fetch {URL} (2 GB) and unpack it in {folder}; "
+        "nsr.data.segmentation.upstream.fetch_voc does both."
     )
 
 

@@ -48,7 +48,7 @@ def explain(
     """Show what token merging does to a picture: one PNG, and one HTML page with a slider over the blocks.
 
     For every block: which patches were merged, and how much of each token the merge made invisible, ‖z‖/‖x‖.
-    With `--gallery`, trained models from `nsr run` instead: image, truth, full, merged, merged + NSR, merge map, energy.
+    With `--gallery`, trained models from `nsr run`: image, truth, full, merged, merged + NSR, merge map, energy.
     """
     if (image is None) == (gallery is None):
         raise ValueError("Give either a picture or --gallery with ids of validation images.")

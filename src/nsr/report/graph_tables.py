@@ -165,7 +165,7 @@ STATISTICS = {
     "global_clustering": (".2f", "Global clustering"),
     "average_local_clustering": (".2f", "Avg. local clustering"),
     "diameter": (",.0f", "Diameter"),
-    "node_features": (",.0f", "Features"),
+    "features": (",.0f", "Features"),
     "classes": (",.0f", "Classes"),
     "edge_homophily": (".2f", "Edge homophily"),
     "adjusted_homophily": (".2f", "Adjusted homophily"),

@@ -38,4 +38,4 @@ def name(key: Any) -> str:
     text = str(key)
     if text.endswith("x") and text[:-1].replace(".", "", 1).isdigit():
         return f"{text[:-1]}×"
-    return _ALL.get(text, text)
+    return _ALL.get(text.replace("_", "-"), text)

@@ -158,5 +158,5 @@ def _cell_in(text: str) -> Cell | None:
 
 
 def cell_key(cell: Mapping[str, Any], without: tuple[str, ...] = REPLICATES) -> frozenset[tuple[str, str]]:
-    """A cell as a key that compares ``4`` and ``"4"`` equal and leaves the replicate out."""
-    return frozenset((key, str(value)) for key, value in cell.items() if key not in without)
+    """A cell as a key that leaves the replicate out and compares ``4`` with ``"4"`` and ``a_b`` with ``a-b`` equal."""
+    return frozenset((key, str(value).replace("_", "-")) for key, value in cell.items() if key not in without)

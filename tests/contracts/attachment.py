@@ -46,10 +46,11 @@ class AttachmentContract:
 
     def test_attaching_changes_nothing(self, case: Case) -> None:
         model, inputs = case.make().eval(), case.inputs()
-        plain = outputs(model, inputs)
+        plain, plain_training = outputs(model, inputs), outputs(copy.deepcopy(model).train(), inputs)
         before = {key: value.clone() for key, value in model.state_dict().items()}
         sites = nsr.attach(model, **case.options)
         assert same(outputs(model, inputs), plain)
+        assert same(outputs(copy.deepcopy(model).train(), inputs), plain_training)  # host's dropout included
         after = model.state_dict()
         branches = tuple(f"{name}." for name in find(model))
         assert [key for key in after if not key.startswith(branches)] == list(before)

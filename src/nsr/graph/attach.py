@@ -8,18 +8,18 @@ the host's own and adds the update, and gives it one child, the branch. Every ke
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch_geometric.nn.conv import MessagePassing
 
 from nsr.graph.branch import GraphResidual, Init, Source
-from nsr.graph.host import CHILD, Corrected, conv_of
+from nsr.graph.host import CHILD, Corrected, conv_of, exchange_site
 from nsr.graph.readers import Reader, is_mean, reader_for
-from nsr.graph.recording import own_class, restore
+from nsr.graph.recording import Recording, own_class, restore
 from nsr.graph.sites import Refused, Site, Sites
-from nsr.graph.widths import Widths, exchange_site, widths_by_example, widths_of
+from nsr.graph.widths import Widths, widths_by_example, widths_of
 from nsr.residual.branch import Branch
 
 
@@ -77,10 +77,7 @@ def attach(
         like = next((weight for weight in weights if weight.is_floating_point()), torch.empty(0))
         place.host.add_module(CHILD, branch.to(device=like.device, dtype=like.dtype))
         exchange_site(place.host, Corrected, place.reader)
-    return Sites(
-        tuple(_site(place, branch) for place, branch in zip(plan, branches, strict=True)),
-        tuple(refused),
-    )
+    return _table(plan, branches, refused)
 
 
 def detach(model: nn.Module) -> None:
@@ -108,11 +105,16 @@ def sites(model: nn.Module, example: Sequence[Any] | Mapping[str, Any] | None = 
     """
     attached = [(name, host) for name, host in model.named_modules() if isinstance(host, Corrected)]
     if attached:
-        places = [Place(name, host, conv_of(host), conv_of(host).nsr_reader, None) for name, host in attached]
-        return Sites(tuple(_site(place, getattr(place.host, CHILD)) for place in places))
+        convs = [cast(Recording, conv_of(host)) for _, host in attached]
+        return Sites(
+            tuple(
+                _site(name, conv, conv.nsr_reader, getattr(host, CHILD))
+                for (name, host), conv in zip(attached, convs, strict=True)
+            )
+        )
     plan, refused = _plan(model, None, example)
     with torch.device("meta"):
-        return Sites(tuple(_site(place, _branch(place)) for place in plan), tuple(refused))
+        return _table(plan, [_branch(place) for place in plan], refused)
 
 
 class Place(NamedTuple):
@@ -122,7 +124,7 @@ class Place(NamedTuple):
     host: nn.Module
     conv: MessagePassing
     reader: Reader
-    widths: Widths | None
+    widths: Widths
 
 
 def _hosts(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -178,7 +180,6 @@ def _plan(
 def _branch(
     place: Place, source: Source = "residual", init: Init = "identity", width: int | None = None, dropout: float = 0.0
 ) -> GraphResidual:
-    assert place.widths is not None
     in_source, in_target, out, heads = place.widths
     if width is None:
         width = max(out, min(in_source, 64))
@@ -186,12 +187,17 @@ def _branch(
     return GraphResidual(in_source, in_target, width, out, heads, source, dropout, init)
 
 
-def _site(place: Place, branch: GraphResidual) -> Site:
+def _table(plan: list[Place], branches: list[GraphResidual], refused: list[Refused]) -> Sites:
+    rows = [_site(place.name, place.conv, place.reader, branch) for place, branch in zip(plan, branches, strict=True)]
+    return Sites(tuple(rows), tuple(refused))
+
+
+def _site(name: str, conv: MessagePassing, reader: Reader, branch: GraphResidual) -> Site:
     config = branch.config
     return Site(
-        place.name,
-        type(place.conv).__name__,
-        place.reader.description + (", mean" if is_mean(place.conv.aggr_module) else ""),
+        name,
+        type(conv).__name__,
+        reader.description + (", mean" if is_mean(conv.aggr_module) else ""),
         (config["in_source"], config["in_target"]),
         config["width"],
         config["out"],

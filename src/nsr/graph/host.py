@@ -1,12 +1,14 @@
 """The host's side of a site: run its own forward, see what it aggregated, add to what it returns."""
 
+import inspect
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 from torch_geometric.nn.conv import MessagePassing
 
 from nsr.graph.members import Members
-from nsr.graph.recording import Exchanged, Recording
+from nsr.graph.readers import Reader
+from nsr.graph.recording import Exchanged, Recording, exchange
 
 CHILD = "null_space"
 
@@ -59,6 +61,16 @@ class Corrected(Observed):
 def conv_of(host: nn.Module) -> MessagePassing:
     """The conv that aggregates at a site: the site itself, or the child that it names."""
     return host if isinstance(host, MessagePassing) else getattr(host, cast(str, host.message_passing))
+
+
+def exchange_site(host: nn.Module, layer: type[Observed], reader: Reader) -> None:
+    """Make a module and its conv a site: ``layer`` on the module, a recording on the conv."""
+    first = list(inspect.signature(type(host).forward).parameters)[1]
+    if isinstance(host, MessagePassing):
+        exchange(host, layer, Recording, nsr_reader=reader, nsr_input=first)
+    else:
+        exchange(conv_of(host), Recording, nsr_reader=reader)
+        exchange(host, layer, nsr_input=first)
 
 
 def _tables(x: Any, flow: str, members: Members) -> tuple[Tensor, Tensor | None]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Members:
     r"""The members of every aggregation of one layer, as the layer really uses them.
 

@@ -152,10 +152,11 @@ def read(
             messages = _unfused_messages(conv, edge_index, size, arguments)
         rows = messages.movedim(conv.node_dim, 0).flatten(1)  # shape: [E, M]
         source = torch.arange(rows.shape[0], device=rows.device)
-    weight = _weight(conv, reader, arguments, values, messages)
+    weight = _weight(conv, reader, edge_index, arguments, values, messages)
+    wide = torch.promote_types(out.dtype, torch.float32)  # counts and coefficients are not for bf16
     if weight is None:
-        weight = torch.ones(target.shape[0], device=target.device, dtype=out.dtype)
-    coefficient = weight.unsqueeze(1) if weight.dim() == 1 else weight  # shape: [E, H]
+        weight = torch.ones(target.shape[0], device=target.device, dtype=wide)
+    coefficient = (weight.unsqueeze(1) if weight.dim() == 1 else weight).to(wide)  # shape: [E, H]
     if is_mean(conv.aggr_module):
         count = coefficient.new_zeros(num_targets).index_add(0, target, torch.ones_like(coefficient[:, 0]))
         coefficient = coefficient / count.index_select(0, target).unsqueeze(1)
@@ -177,6 +178,7 @@ def _edges(conv: MessagePassing, edge_index: Any) -> tuple[Tensor, Tensor, Tenso
 def _weight(
     conv: MessagePassing,
     reader: Reader,
+    edge_index: Any,
     arguments: Mapping[str, Any],
     values: Tensor | None,
     messages: Tensor | None,
@@ -186,10 +188,10 @@ def _weight(
         return None
     if reader.attention:
         return _attention(conv, messages)
-    weight = None if reader.weight is None else arguments[reader.weight]
-    if weight is None and values is not None and (reader.weight is not None or conv.fuse):
-        return values  # a product with the adjacency multiplies with its values
-    return weight
+    if reader.weight is not None:
+        return values if arguments[reader.weight] is None else arguments[reader.weight]
+    # A product with a torch.sparse adjacency multiplies with its values; of torch_sparse's own type PyG drops them.
+    return values if conv.fuse and isinstance(edge_index, Tensor) else None
 
 
 def _attention(conv: MessagePassing, messages: Tensor | None) -> Tensor:
@@ -211,7 +213,7 @@ def _with_roots(
     if x[1] is None:
         return Members(source, target, t, num_targets)
     nodes = torch.arange(num_targets, device=target.device)
-    # In a bipartite graph the targets' rows stand behind the sources', see Members.tables.
+    # In a bipartite graph the targets' rows stand behind the sources', see Members.source_table.
     rows = nodes if x[1] is x[0] else nodes + x[0].shape[0]
     root = (1 + conv.eps).to(t.dtype).expand(num_targets, 1)
     return Members(

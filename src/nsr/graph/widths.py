@@ -10,9 +10,9 @@ from torch import nn
 from torch_geometric.nn import conv as pyg
 from torch_geometric.nn.conv import MessagePassing
 
-from nsr.graph.host import Observed, conv_of
+from nsr.graph.host import Observed, conv_of, exchange_site
 from nsr.graph.readers import Reader
-from nsr.graph.recording import Recording, Unreadable, exchange
+from nsr.graph.recording import Unreadable
 
 
 class Widths(NamedTuple):
@@ -36,16 +36,6 @@ class Measured(Observed):
         in_target = 0 if target is None else target.shape[1]
         self.nsr_widths = Widths(source.shape[1], in_target, update.shape[-1], members.heads)
         return out
-
-
-def exchange_site(host: nn.Module, layer: type[Observed], reader: Reader) -> None:
-    """Make a module and its conv a site: ``layer`` on the module, a recording on the conv."""
-    first = list(inspect.signature(type(host).forward).parameters)[1]
-    if isinstance(host, MessagePassing):
-        exchange(host, layer, Recording, nsr_reader=reader, nsr_input=first)
-    else:
-        exchange(conv_of(host), Recording, nsr_reader=reader)
-        exchange(host, layer, nsr_input=first)
 
 
 def widths_of(name: str, host: nn.Module, reader: Reader) -> Widths:
@@ -74,7 +64,7 @@ def widths_of(name: str, host: nn.Module, reader: Reader) -> Widths:
 def widths_by_example(
     model: nn.Module, readers: Mapping[str, Reader], example: Sequence[Any] | Mapping[str, Any]
 ) -> dict[str, Widths]:
-    """The widths of the sites in ``readers`` from one run of a copy of the model; no random number is drawn.
+    """The widths of the sites in ``readers`` from one run of a copy of the model; no random number is used up.
 
     Raises:
         ValueError: The run does not reach a site.
@@ -83,7 +73,8 @@ def widths_by_example(
     hosts = {name: twin.get_submodule(name) for name in readers}
     for name, host in hosts.items():
         exchange_site(host, Measured, readers[name])
-    with torch.no_grad(), torch.random.fork_rng():
+    devices = {weight.device for weight in twin.parameters() if weight.is_cuda}
+    with torch.no_grad(), torch.random.fork_rng(devices):
         _ = twin(**example) if isinstance(example, Mapping) else twin(*example)
     unreached = [name for name, host in hosts.items() if host.nsr_widths is None]
     if unreached:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nsr.kernels import tokens as kernels
+
 # exp(-10,000) is exactly zero in float32, and the number itself is finite in float16.
 MASKED = -10_000.0
 
@@ -44,12 +46,18 @@ def key_bias(size: Tensor | None, valid: Tensor | None) -> Tensor | None:
 def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
     """Attention with one bias a key, on whatever fused kernel the device has.
 
+    On CUDA in half precision, where no gradient is wanted, a kernel adds the bias in its registers; elsewhere the extra
+    channels carry it.
+
     Shapes:
         ``q``, ``k``, ``v``: ``[B, H, N, d_h]``; ``bias``: ``[B, N]``; the result ``[B, H, N, d_h]``.
     """
     if bias is None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
     width = q.shape[-1]
+    half = v.dtype in (torch.float16, torch.bfloat16)
+    if half and dropout == 0 and kernels.use_kernels(q, k, v) and not kernels.needs_grad(q, k, v):
+        return kernels.attention(q.to(v.dtype), k.to(v.dtype), v, bias)
     q, k = q.to(v.dtype), k.to(v.dtype)  # q/k norms leave autocast's format; the split below needs the final one
     channel = 2.0 ** round(math.log2(math.sqrt(width)))
     exact = (bias * (math.sqrt(width) / channel))[:, None, :, None].expand(*k.shape[:3], 1)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nsr.kernels import tokens as kernels
 from nsr.residual.branch import Branch
 from nsr.tokens.matching import autocast_off
 from nsr.tokens.merged_part import MergedPart, merged_part
@@ -111,6 +112,35 @@ class TokenBranch(Branch):
         if self.decoder is not None:
             nn.init.zeros_(self.decoder.weight)
 
+    def merge(self, plan: MergePlan, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The merged tokens with their update, ``[B, G, D]``, and the code of each token of ``x``.
+
+        Where no gradient is wanted, the kernels do it in one pass over the members.
+        """
+        settings, layout = self.settings, plan.layout
+        plain = settings.source == "raw" or settings.post_merge_only
+        if layout is not None and not plain and not kernels.needs_grad(x, *self.parameters()):
+            return kernels.merge_residual(x, layout, self.weights())
+        y = plan.merge(x)
+        update, codes = self(plan, x, y)
+        return (y if update is None else y + update), codes
+
+    def weights(self) -> kernels.BranchWeights:
+        """The parameters as the kernels take them."""
+        return kernels.BranchWeights(
+            norm=self.norm.weight,
+            norm_x=self.norm_x.weight,
+            norm_x_bias=self.norm_x.bias,
+            norm_y=self.norm_y.weight,
+            norm_y_bias=self.norm_y.bias,
+            encoder=self.encoder.weight,
+            gate_in=self.gate_in.weight,
+            gate_in_bias=self.gate_in.bias,
+            gate_out=self.gate_out.weight,
+            gate_out_bias=self.gate_out.bias,
+            decoder=None if self.decoder is None else self.decoder.weight,
+        )
+
     def forward(self, plan: MergePlan, x: Tensor, y: Tensor) -> tuple[Tensor | None, Tensor]:
         """The update to add to ``y``, and the code of each token of ``x``.
 
@@ -188,9 +218,9 @@ def write_back(codes: Tensor, token_of_patch: Tensor) -> Tensor:
             :meth:`MergePlan.route` of it after each event.
 
     Returns:
-        ``[B, N0, R]``.
+        ``[B, N0, R]``, in at least fp32.
     """
-    return codes.gather(1, token_of_patch.unsqueeze(-1).expand(-1, -1, codes.shape[-1]))
+    return _wide(codes).gather(1, token_of_patch.unsqueeze(-1).expand(-1, -1, codes.shape[-1]))
 
 
 def _wide(x: Tensor) -> Tensor:

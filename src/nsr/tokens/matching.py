@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nsr.kernels import tokens as kernels
 from nsr.tokens.plan import MergePlan
 
 _EPS = 1e-6
@@ -35,6 +36,8 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 def descending(score: Tensor) -> Tensor:
     """Indices from the highest to the lowest score, equal ones by position: ``[B, N] -> [B, N]``."""
+    if kernels.use_kernels(score):
+        return kernels.descending(score)
     if torch.onnx.is_in_onnx_export():
         # the exporter of torch 2.13 does not know the stable sort; ONNX's own sort ranks equals by position anyway
         return score.sort(dim=-1, descending=True).indices
@@ -72,8 +75,21 @@ def bipartite_plan(
     group = torch.cat([stays, first_target + partner], dim=1)
     token = torch.cat([stays[:, :num_prefix], kept, target, source], dim=1)
     group = torch.zeros_like(group).scatter(1, token, group)
+    return group_plan(group, num_groups, max_merged=2 * r, size=size)
+
+
+def group_plan(group: Tensor, num_groups: int, *, max_merged: int, size: Tensor | None) -> MergePlan:
+    """The plan of these groups, without padding: shares ``t_i = s_i / Σ s``, sizes added up.
+
+    Args:
+        group: New position of each token, ``[B, N]``.
+        num_groups: New tokens.
+        max_merged: Bound on the members of groups of two or more.
+        size: Original patches each token stands for, ``[B, N]``; all 1 if not given.
+    """
     size = torch.ones_like(group, dtype=torch.float32) if size is None else size.detach().float()
-    return MergePlan(group, _shares(group, size, num_groups), num_groups, max_merged=2 * r)
+    share, total, layout = _shares(group, size, num_groups)
+    return MergePlan(group, share, num_groups, max_merged, size=total, layout=layout)
 
 
 def leader_plan(
@@ -102,17 +118,23 @@ def leader_plan(
     # padding joins the padding of its sample; the longest sample has none, and there weight 0 keeps it out
     group = torch.where(real, new_position.gather(1, leader), count.clamp(max=longest - 1).unsqueeze(1))
     size = torch.ones_like(group, dtype=torch.float32) if size is None else size.detach().float()
+    share, _, layout = _shares(group, size * real, longest)
     return MergePlan(
         group,
-        _shares(group, size * real, longest),
+        share,
         longest,
         # a group of k members removes k - 1 of them, and k <= 2 (k - 1)
         max_merged=2 * removed,
         valid=None if longest == shortest else position[:longest] < count.unsqueeze(1),
+        layout=layout,
     )
 
 
-def _shares(group: Tensor, size: Tensor, num_groups: int) -> Tensor:
-    """``t_i = s_i / Σ s`` within each group; 0 where a group has no size at all."""
-    total = size.new_zeros(size.shape[0], num_groups).scatter_add(1, group, size).gather(1, group)
-    return size / total.where(total > 0, 1.0)
+def _shares(group: Tensor, size: Tensor, num_groups: int) -> tuple[Tensor, Tensor, kernels.GroupLayout | None]:
+    """``t_i = s_i / Σ s`` within each group, 0 where a group has no size at all; the sums; the kernels' layout."""
+    if kernels.use_kernels(group, size):
+        layout = kernels.lay_out(group, size, num_groups)
+        return layout.share, layout.size, layout
+    total = size.new_zeros(size.shape[0], num_groups).scatter_add(1, group, size)
+    of_member = total.gather(1, group)
+    return size / of_member.where(of_member > 0, 1.0), total, None

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from nsr.kernels import tokens as kernels
 from nsr.tokens.matching import cosine, leader_plan, unit
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule, require_count, require_layers
@@ -76,13 +77,8 @@ def mpm_plan(tokens: Tensor, *, num_prefix: int = 1, valid: Tensor | None = None
     batch, length, _ = tokens.shape
     if length - num_prefix < 2:
         return None
-    features = unit(tokens.detach()[:, num_prefix:])
-    similarity = cosine(features, features)  # shape: [B, P, P]
-    similarity.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
     real = None if valid is None else valid[:, num_prefix:]
-    if real is not None:
-        similarity.masked_fill_(~real.unsqueeze(1), -torch.inf)
-    nearest = similarity.argmax(dim=-1)  # shape: [B, P]
+    nearest = nearest_other(tokens.detach()[:, num_prefix:], real)  # shape: [B, P]
 
     patch = torch.arange(length - num_prefix, device=tokens.device)
     mutual = (nearest.gather(1, nearest) == patch) & (nearest != patch)
@@ -91,3 +87,21 @@ def mpm_plan(tokens: Tensor, *, num_prefix: int = 1, valid: Tensor | None = None
     leader = torch.where(mutual, torch.minimum(nearest, patch), patch)
     prefix = torch.arange(num_prefix, device=tokens.device).expand(batch, -1)
     return leader_plan(torch.cat([prefix, num_prefix + leader], dim=1), valid=valid)
+
+
+def nearest_other(tokens: Tensor, valid: Tensor | None) -> Tensor:
+    """The token most similar to each, itself excepted: ``[B, P, D] -> [B, P]``, int64.
+
+    Args:
+        tokens: What is compared.
+        valid: Which may be chosen, ``[B, P]``; all if not given.
+    """
+    count = tokens.shape[1]
+    if kernels.use_kernels(tokens):
+        return kernels.best_match(tokens, None, valid, 0, count, 0, count, 1, True)[1]
+    features = unit(tokens)
+    similarity = cosine(features, features)  # shape: [B, P, P]
+    similarity.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+    if valid is not None:
+        similarity.masked_fill_(~valid.unsqueeze(1), -torch.inf)
+    return similarity.argmax(dim=-1)

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
+from nsr.kernels import tokens as kernels
 from nsr.tokens.matching import bipartite_plan, cosine, descending, unit
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule, require_unpadded
@@ -125,11 +126,17 @@ def pitome_plan(
         raise ValueError(f"r must lie between 0 and half of the {num_patches} patch tokens, got {r}.")
     if r == 0:
         return None
-    features = unit(metric.detach()[:, num_prefix:])
-    rank = descending(pitome_energy(features, margin))  # shape: [B, P]
+    patches = metric.detach()[:, num_prefix:]
+    fused = kernels.use_kernels(patches)
+    energy = kernels.energy(patches, margin) if fused else pitome_energy(unit(patches), margin)
+    rank = descending(energy)  # shape: [B, P]
     taking_part = rank[:, : 2 * r] if protect else rank
     a, b = taking_part[:, ::2], taking_part[:, 1::2]
-    best, partner = cosine(_take(features, a), _take(features, b)).max(dim=-1)  # shape: [B, A]
+    if fused:
+        best, partner = kernels.best_match(patches, rank, None, 0, a.shape[1], 1, b.shape[1], 2, False)
+    else:
+        features = unit(patches)
+        best, partner = cosine(_take(features, a), _take(features, b)).max(dim=-1)  # shape: [B, A]
     if protect:
         kept, source = rank[:, 2 * r :], a
     else:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsr.kernels.tokens import GroupLayout, merge
 from nsr.operators import Segment
 
 
@@ -35,6 +36,8 @@ class MergePlan:
         max_merged: An upper bound, known without reading values, on the tokens of one sample that lie in groups of
             two or more. It is what lets the branch encode those alone at a static shape.
         valid: Which new tokens are real, ``[B, G]``; ``None`` if all are.
+        size: Sizes of the new tokens, ``[B, G]``, where the rule has added them up; see :meth:`merged_size`.
+        layout: The groups laid out for the kernels, where they are used.
 
     Example:
         >>> import torch
@@ -49,6 +52,8 @@ class MergePlan:
     num_groups: int
     max_merged: int
     valid: Tensor | None = None  # shape: [B, G]
+    size: Tensor | None = None  # shape: [B, G]
+    layout: GroupLayout | None = None
 
     @classmethod
     def identity(cls, batch: int, tokens: int, device: torch.device | str = "cpu") -> "MergePlan":
@@ -62,7 +67,7 @@ class MergePlan:
 
     def merge(self, x: Tensor) -> Tensor:
         """``y_g = Σ t_i x_i``, summed in at least fp32: ``[B, N, D] -> [B, G, D]``. Padding becomes 0."""
-        return self.as_segment().apply(x)
+        return self.as_segment().apply(x) if self.layout is None else merge(x, self.layout)
 
     def unmerge(self, y: Tensor) -> Tensor:
         """Copy each group to its members, one gather: ``[B, G, D] -> [B, N, D]``."""

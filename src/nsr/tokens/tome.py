@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from nsr.tokens.matching import alternate, bipartite_plan, cosine, descending, unit
+from nsr.kernels import tokens as kernels
+from nsr.tokens.matching import alternate, bipartite_plan, cosine, descending, group_plan, unit
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule, require_count, require_unpadded
 
@@ -74,6 +75,9 @@ def tome_plan(metric: Tensor, r: int, *, size: Tensor | None = None, num_prefix:
     r = tome_merge_count(length - num_prefix, r)
     if r == 0:
         return None
+    if kernels.use_kernels(metric):
+        group = kernels.tome_groups(metric.detach(), r, num_prefix)
+        return group_plan(group, length - r, max_merged=2 * r, size=size)
     at_a, at_b = alternate(length, num_prefix, metric.device)
     features = unit(metric.detach())
     best, partner = cosine(features[:, at_a], features[:, at_b]).max(dim=-1)  # shape: [B, A]

@@ -255,7 +255,7 @@ class MergedViT(nn.Module):
         else:
             tokens = plan.merge(x)
         if member_codes is not None and self.spatial is not None and self.spatial.enabled:
-            written = write_back(member_codes.float(), token_of_patch)
+            written = write_back(member_codes, token_of_patch)
             codes = written if codes is None else codes + written
         return TokenState(tokens, merged_size, plan.valid, plan.route(token_of_patch), codes)
 

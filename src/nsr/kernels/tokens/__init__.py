@@ -1,0 +1,27 @@
+"""Fast paths of token merging: matching, merging with the branch behind it, attention with a bias a key.
+
+Every function is an operator that ``torch.compile`` and CUDA graphs take whole; the plain code it replaces, in
+:mod:`nsr.tokens`, is its reference. :func:`token_kernels` switches between the two.
+"""
+
+from nsr.kernels.tokens.attention import attention
+from nsr.kernels.tokens.choice import needs_grad, token_kernels, use_kernels
+from nsr.kernels.tokens.layout import GroupLayout, lay_out
+from nsr.kernels.tokens.match import best_match, descending, energy, tome_groups
+from nsr.kernels.tokens.merge import BranchWeights, merge, merge_residual
+
+__all__ = [
+    "BranchWeights",
+    "GroupLayout",
+    "attention",
+    "best_match",
+    "descending",
+    "energy",
+    "lay_out",
+    "merge",
+    "merge_residual",
+    "needs_grad",
+    "token_kernels",
+    "tome_groups",
+    "use_kernels",
+]

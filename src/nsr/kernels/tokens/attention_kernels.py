@@ -1,0 +1,108 @@
+"""Attention with one bias a key, forward: flash attention whose scores get their bias in registers."""
+
+import triton
+import triton.language as tl
+
+from nsr.kernels.tokens.blocks import dot
+
+
+@triton.jit
+def fold_keys(
+    q,
+    state,
+    k_ptr,
+    v_ptr,
+    bias_ptr,
+    k_row,
+    v_row,
+    begin,
+    end,
+    length,
+    scale,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BIASED: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Attend to the keys from ``begin`` to ``end``; ``WHOLE`` says that all tiles of them are full."""
+    top, mass, total = state
+    d = tl.arange(0, BLOCK_D)
+    for first in range(begin, end, BLOCK_K):
+        j = first + tl.arange(0, BLOCK_K)
+        if WHOLE and WIDTH == BLOCK_D:
+            k = tl.load(k_ptr + j[:, None] * k_row + d[None, :])
+            v = tl.load(v_ptr + j[:, None] * v_row + d[None, :])
+        else:
+            mask = (j < length)[:, None] & (d < WIDTH)[None, :]
+            k = tl.load(k_ptr + j[:, None] * k_row + d[None, :], mask=mask, other=0.0)
+            v = tl.load(v_ptr + j[:, None] * v_row + d[None, :], mask=mask, other=0.0)
+        score = dot(q, tl.trans(k), "ieee") * scale
+        if BIASED:
+            score += (tl.load(bias_ptr + j, mask=j < length, other=0.0) * 1.4426950408889634)[None, :]
+        if not WHOLE:
+            score = tl.where((j < length)[None, :], score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - new_top[:, None])
+        fade = tl.exp2(top - new_top)
+        total = total * fade[:, None] + dot(weight.to(v_ptr.dtype.element_ty), v, "ieee")
+        mass = mass * fade + tl.sum(weight, 1)
+        top = new_top
+    return top, mass, total
+
+
+@triton.jit
+def attend(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    bias_ptr,
+    out_ptr,
+    q_batch,
+    q_head,
+    q_row,
+    k_batch,
+    k_head,
+    k_row,
+    v_batch,
+    v_head,
+    v_row,
+    heads,
+    length,
+    scale,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    """One tile of queries against all keys; programs are (tile, sample and head). ``scale`` includes log2(e)."""
+    sample = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
+    q_ptr += sample * q_batch + head * q_head
+    k_ptr += sample * k_batch + head * k_head
+    v_ptr += sample * v_batch + head * v_head
+    bias_ptr += sample * length
+    i = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    d = tl.arange(0, BLOCK_D)
+    q_mask = (i < length)[:, None] & (d < WIDTH)[None, :]
+    q = tl.load(q_ptr + i[:, None] * q_row + d[None, :], mask=q_mask, other=0.0)
+    state = (
+        tl.full([BLOCK_Q], float("-inf"), tl.float32),
+        tl.zeros([BLOCK_Q], tl.float32),
+        tl.zeros([BLOCK_Q, BLOCK_D], tl.float32),
+    )
+    border = length // BLOCK_K * BLOCK_K
+    state = fold_keys(
+        q, state, k_ptr, v_ptr, bias_ptr, k_row, v_row, 0, border, length, scale, WIDTH, BLOCK_D, BLOCK_K, BIASED, True
+    )
+    if border < length:
+        state = fold_keys(
+            q, state, k_ptr, v_ptr, bias_ptr, k_row, v_row, border, length, length, scale,
+            WIDTH, BLOCK_D, BLOCK_K, BIASED, False,
+        )  # fmt: skip
+    _, mass, total = state
+    total /= mass[:, None]
+    # shape: [B, N, H, d_h], which the output projection reads without a copy
+    at = ((sample * length + i) * heads + head)[:, None] * WIDTH + d[None, :]
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=q_mask)

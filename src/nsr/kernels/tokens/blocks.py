@@ -1,0 +1,23 @@
+"""Device functions that the token kernels share."""
+
+import triton
+import triton.language as tl
+
+# Triton's interpreter (3.9) multiplies the bit patterns of bf16 blocks; there the same values are multiplied in fp32.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def dot(a, b, PRECISION: tl.constexpr):
+    """``a @ b`` summed in fp32. ``PRECISION`` matters to fp32 blocks alone; products of half precisions are exact."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    else:
+        return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def load_rows(ptr, row, row_inside, stride, d, WIDTH: tl.constexpr):
+    """Columns ``d`` of some rows of a table, ``[row, d]``; 0 outside."""
+    at = row.to(tl.int64)[:, None] * stride + d[None, :]
+    return tl.load(ptr + at, mask=row_inside[:, None] & (d < WIDTH)[None, :], other=0.0)

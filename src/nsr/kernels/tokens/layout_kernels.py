@@ -1,0 +1,52 @@
+"""Groups laid out one after another: where each begins, who its members are, and what share each has.
+
+A member's place is the number of members ahead of it, counted: a few comparisons a pair of tokens, no sort, nothing
+atomic, so sums over members have a fixed order.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def lay_out(
+    group_ptr,
+    size_ptr,
+    order_ptr,
+    start_ptr,
+    share_ptr,
+    total_ptr,
+    length,
+    num_groups,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """Lay out one tile of tokens, and of groups; programs are (tile, sample). A token of size 0 is padding."""
+    sample = tl.program_id(1).to(tl.int64)
+    group_ptr += sample * length
+    size_ptr += sample * length
+    i = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)
+    inside = i < length
+    size = tl.load(size_ptr + i, mask=inside, other=0.0)
+    # Padding and what lies outside come after all groups.
+    own = tl.load(group_ptr + i, mask=inside, other=0).to(tl.int32)
+    own = tl.where(size > 0, own, tl.where(inside, num_groups, num_groups + 1))
+    ahead = tl.zeros([BLOCK_A, BLOCK_B], tl.int32)
+    before = tl.zeros([BLOCK_A, BLOCK_B], tl.int32)
+    total = tl.zeros([BLOCK_A, BLOCK_B], tl.float32)
+    for begin in range(0, length, BLOCK_B):
+        j = begin + tl.arange(0, BLOCK_B)
+        other_size = tl.load(size_ptr + j, mask=j < length, other=0.0)
+        other = tl.load(group_ptr + j, mask=j < length, other=0).to(tl.int32)
+        other = tl.where(other_size > 0, other, tl.where(j < length, num_groups, num_groups + 1))[None, :]
+        same = other == own[:, None]
+        ahead += ((other < own[:, None]) | (same & (j[None, :] < i[:, None]))).to(tl.int32)
+        before += (other < i[:, None]).to(tl.int32)
+        total += tl.where(same, other_size[None, :], 0.0)
+    total = tl.sum(total, 1)
+    real = inside & (size > 0)
+    tl.store(order_ptr + sample * length + tl.sum(ahead, 1), i, mask=inside)
+    tl.store(share_ptr + sample * length + i, tl.where(real, size / tl.where(real, total, 1.0), 0.0), mask=inside)
+    tl.store(start_ptr + sample * (num_groups + 1) + i, tl.sum(before, 1), mask=i <= num_groups)
+    # all members of a group write the same number
+    tl.store(total_ptr + sample * num_groups + own, total, mask=real)

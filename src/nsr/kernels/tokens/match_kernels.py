@@ -1,0 +1,194 @@
+"""Matching without a matrix in memory: score tiles, and what is reduced from them before the next one.
+
+Cosines are products of the raw features divided by the lengths afterwards: half-precision products are exact in fp32, so
+the scores have fp32's precision at the tensor cores' full rate. A NaN counts as infinity, greater than every number.
+"""
+
+import triton
+import triton.language as tl
+
+from nsr.kernels.tokens.blocks import dot, load_rows
+
+EPS = tl.constexpr(1e-6)
+
+
+@triton.jit
+def tokens_at(order_ptr, rank, inside, ORDERED: tl.constexpr):
+    """The tokens at these ranks; without an order, rank and token are the same."""
+    if ORDERED:
+        return tl.load(order_ptr + rank, mask=inside, other=0)
+    else:
+        return rank
+
+
+@triton.jit
+def inverse_length(x):
+    """``1 / max(|x|, eps)`` of each row."""
+    wide = x.to(tl.float32)
+    return 1.0 / tl.maximum(tl.sqrt(tl.sum(wide * wide, 1)), EPS)
+
+
+@triton.jit
+def best_match(
+    x_ptr,
+    order_ptr,
+    valid_ptr,
+    best_ptr,
+    partner_ptr,
+    x_batch,
+    x_row,
+    order_batch,
+    valid_batch,
+    count_a,
+    count_b,
+    first_a,
+    first_b,
+    step,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    ORDERED: tl.constexpr,
+    MASKED: tl.constexpr,
+    NOT_SELF: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The highest cosine of each a among all b, and the first b that has it; programs are (tile of a, sample)."""
+    sample = tl.program_id(1).to(tl.int64)
+    x_ptr += sample * x_batch
+    order_ptr += sample * order_batch
+    valid_ptr += sample * valid_batch
+    i = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)
+    column = tl.arange(0, BLOCK_B)
+    inside_a = i < count_a
+    d = tl.arange(0, BLOCK_D)
+    a = load_rows(x_ptr, tokens_at(order_ptr, first_a + step * i, inside_a, ORDERED), inside_a, x_row, d, WIDTH)
+
+    # Every lane keeps the best of its own column; columns are compared once, at the end.
+    best = tl.full([BLOCK_A, BLOCK_B], float("-inf"), tl.float32)
+    tile = tl.zeros([BLOCK_A, BLOCK_B], tl.int32)
+    for begin in range(0, count_b, BLOCK_B):
+        j = begin + column
+        inside_b = j < count_b
+        token_b = tokens_at(order_ptr, first_b + step * j, inside_b, ORDERED)
+        b = load_rows(x_ptr, token_b, inside_b, x_row, d, WIDTH)
+        score = dot(a, tl.trans(b), PRECISION) * inverse_length(b)[None, :]
+        score = tl.where(score != score, float("inf"), score)
+        allowed = inside_b
+        if MASKED:
+            allowed = allowed & (tl.load(valid_ptr + token_b, mask=inside_b, other=0) != 0)
+        score = tl.where(allowed[None, :], score, float("-inf"))
+        if NOT_SELF:
+            score = tl.where(i[:, None] == j[None, :], float("-inf"), score)
+        better = score > best
+        best = tl.where(better, score, best)
+        tile = tl.where(better, begin, tile)
+    top = tl.max(best, 1)
+    partner = tl.min(tl.where(best == top[:, None], tile + column[None, :], count_b), 1)
+    top = tl.where(tl.abs(top) == float("inf"), top, top * inverse_length(a))
+    at = sample * count_a + i
+    tl.store(best_ptr + at, top, mask=inside_a)
+    tl.store(partner_ptr + at, tl.minimum(partner, count_b - 1).to(tl.int64), mask=inside_a)
+
+
+@triton.jit
+def energy(
+    x_ptr,
+    energy_ptr,
+    x_batch,
+    x_row,
+    count,
+    margin,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``mean_j ELU(cos(x_i, x_j) - margin)``; programs are (tile of i, sample)."""
+    sample = tl.program_id(1).to(tl.int64)
+    x_ptr += sample * x_batch
+    i = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)
+    inside_a = i < count
+    d = tl.arange(0, BLOCK_D)
+    a = load_rows(x_ptr, i, inside_a, x_row, d, WIDTH)
+    length_a = inverse_length(a)
+    total = tl.zeros([BLOCK_A, BLOCK_B], tl.float32)
+    for begin in range(0, count, BLOCK_B):
+        j = begin + tl.arange(0, BLOCK_B)
+        b = load_rows(x_ptr, j, j < count, x_row, d, WIDTH)
+        over = dot(a, tl.trans(b), PRECISION) * length_a[:, None] * inverse_length(b)[None, :] - margin
+        elu = tl.where(over > 0, over, tl.exp(over) - 1.0)
+        total += tl.where((j < count)[None, :], elu, 0.0)
+    tl.store(energy_ptr + sample * count + i, tl.sum(total, 1) / count, mask=inside_a)
+
+
+@triton.jit
+def load_scores(ptr, at, inside):
+    """Scores in which NaN is infinity and nothing is below what lies outside."""
+    score = tl.load(ptr + at, mask=inside, other=float("-inf"))
+    return tl.where(score != score, float("inf"), score)
+
+
+@triton.jit
+def rank_scores(score_ptr, order_ptr, count, BLOCK_A: tl.constexpr, BLOCK_B: tl.constexpr):
+    """Positions sorted by descending score, equal ones ascending. A score's rank is the number of scores ahead of it."""
+    sample = tl.program_id(1).to(tl.int64)
+    score_ptr += sample * count
+    i = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)
+    own = load_scores(score_ptr, i, i < count)[:, None]
+    ahead = tl.zeros([BLOCK_A, BLOCK_B], tl.int32)
+    for begin in range(0, count, BLOCK_B):
+        j = begin + tl.arange(0, BLOCK_B)
+        other = load_scores(score_ptr, j, j < count)[None, :]
+        first = (j[None, :] < i[:, None]) & (j < count)[None, :]
+        ahead += ((other > own) | ((other == own) & first)).to(tl.int32)
+    tl.store(order_ptr + sample * count + tl.sum(ahead, 1), i.to(tl.int64), mask=i < count)
+
+
+@triton.jit
+def tome_groups(
+    best_ptr,
+    partner_ptr,
+    group_ptr,
+    length,
+    count_a,
+    count_b,
+    first_a,
+    first_b,
+    num_prefix,
+    r,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """ToMe's groups from the best matches: the ``r`` most similar a join their b. One program a sample.
+
+    The ``r``-th highest score is found bit by bit; among scores equal to it the first positions merge.
+    """
+    sample = tl.program_id(0).to(tl.int64)
+    group_ptr += sample * length
+    i = tl.arange(0, BLOCK_A)
+    inside = i < count_a
+    # -0.0 + 0.0 is 0.0: equal scores get equal bits
+    bits = (load_scores(best_ptr + sample * count_a, i, inside) + 0.0).to(tl.int32, bitcast=True)
+    # bits of floats, reordered so that they compare as unsigned numbers
+    key = tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True)
+    key = tl.where(inside, key, 0)
+    threshold = tl.full([], 0, tl.uint32)
+    bit = tl.full([], 2147483648, tl.uint32)
+    for _ in range(32):
+        reached = tl.sum((key >= (threshold | bit)).to(tl.int32), 0)
+        threshold = tl.where(reached >= r, threshold | bit, threshold)
+        bit = bit >> 1
+    above = key > threshold
+    level = (key == threshold) & inside
+    room = r - tl.sum(above.to(tl.int32), 0)
+    merges = above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room))
+
+    kept = num_prefix + count_a - r
+    partner = tl.load(partner_ptr + sample * count_a + i, mask=inside, other=0)
+    stays = num_prefix - 1 + tl.cumsum((inside & ~merges).to(tl.int32), 0)
+    tl.store(group_ptr + first_a + 2 * i, tl.where(merges, kept + partner, stays.to(tl.int64)), mask=inside)
+    j = tl.arange(0, BLOCK_B)
+    tl.store(group_ptr + first_b + 2 * j, (kept + j).to(tl.int64), mask=j < count_b)
+    tl.store(group_ptr + j, j.to(tl.int64), mask=j < num_prefix)

@@ -53,6 +53,7 @@ def documents() -> Iterator[dict[str, Any]]:
     yield from _tree(draw)
     yield from _diagnostic(draw)
     yield from _numerics(draw)
+    yield from _bench()
 
 
 def _segmentation(draw: random.Random) -> Iterator[dict[str, Any]]:
@@ -147,3 +148,30 @@ def _numerics(draw: random.Random) -> Iterator[dict[str, Any]]:
             else:
                 point |= {key: row[key] for key in ("r", "keep", "achieved") if key in row}
             yield document("operating-points", cell, point)
+
+
+def _bench() -> Iterator[dict[str, Any]]:
+    speeds = {
+        "full, eager": 34600,
+        "full, compiled and captured": 60900,
+        "free drop, compiled and captured": 110000,
+        "literal ToMe, eager": 17300,
+        "merged, compiled and captured": 92000,
+        "merged + NSR, compiled and captured": 82000,
+    }
+    arms = {name: _arm(256, rate, rate / 60900) for name, rate in speeds.items()}
+    metrics = {"224x224 batch 256": {**arms, "stages": {"matching": 0.4}}, "512x512 batch 32": arms}
+    yield document("bench", {"bench": "tokens", "machine": "h200"}, metrics)
+    steps = {"literal, eager": 113.8, "literal, compiled": 33.5, "plain GCN, compiled": 3.9, "NSR, fused": 7.6}
+    graph = {name: {"milliseconds": {"median": t, "low": 0.97 * t, "high": 1.05 * t}} for name, t in steps.items()}
+    yield document("bench", {"bench": "graph", "machine": "h200"}, {"tolokers": graph})
+
+
+def _arm(batch: int, rate: float, speed_up: float) -> dict[str, Any]:
+    time = 1e3 * batch / rate
+    return {
+        "images_per_second": rate,
+        "speed_up": speed_up,
+        "peak_bytes": 2**30,
+        "milliseconds": {"median": time, "low": 0.98 * time, "high": 1.04 * time},
+    }

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsr.report.bench import bench_figures, bench_tables
 from nsr.report.book import Book
 from nsr.report.claims import claims
 from nsr.report.graph_figures import graph_figures
@@ -39,6 +40,7 @@ def build(results: Path, out: Path) -> Outcome:
         Part("tokens", "Token merging", [*tokens[:2], *figures[:3], *tokens[2:]]),
         Part("operating-points", "Operating points and numerics", [*figures[3:], *setup_tables(book)]),
         Part("graphs", "Graph aggregation", [*graph_figures(book), *graphs]),
+        Part("speed", "Speed", [*bench_figures(book), *bench_tables(book)]),
     ]
     tables = [item for part in parts for item in part.items if isinstance(item, Table)]
     (out / "tables").mkdir(parents=True, exist_ok=True)

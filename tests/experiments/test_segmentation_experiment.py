@@ -1,6 +1,9 @@
 """The segmentation experiments end to end on generated shapes: cells, results, resuming, numerics, adapter, points."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -253,3 +256,36 @@ class TestRuns:
         assert mpm["blocks"] == [0, 2]
         assert mpm["search"] > 1
         assert abs(mpm["search_found"] - 1.3) <= abs(mpm["search"] - 1.3)
+
+
+@pytest.mark.gpu
+def test_killed_and_resumed_on_a_gpu_in_deterministic_mode(tmp_path: Path) -> None:
+    """In a process of its own, because cuBLAS reads its setting when it starts."""
+    script = """
+import sys
+from pathlib import Path
+import torch
+from dataclasses import replace
+from nsr.experiments import segmentation as experiment
+from nsr.experiments.segmentation_cells import SegmentationCell
+from nsr.experiments.segmentation_task import TASKS
+
+torch.use_deterministic_algorithms(True)
+experiment._SECONDS_BETWEEN_CHECKPOINTS = 0.0
+task, folder = TASKS["shapes"], Path(sys.argv[1])
+cell, protocol = SegmentationCell("tome", "1.8x", "nsr"), replace(task.protocol, epochs=3)
+labs = [experiment.SegmentationLab(task, folder, folder / name, torch.device("cuda")) for name in ("whole", "killed")]
+(whole,) = labs[0].run([cell], protocol)
+try:
+    list(labs[1].run([cell], protocol, watch=lambda progress: 1 / 0, every=0))
+except ZeroDivisionError:
+    pass
+(resumed,) = labs[1].run([cell], protocol)
+weights = whole.model.state_dict()
+assert all(torch.equal(weights[name], value) for name, value in resumed.model.state_dict().items())
+"""
+    environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

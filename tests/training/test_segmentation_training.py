@@ -6,11 +6,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.nn import functional as F
 
 from nsr.data.segmentation.crops import epoch_crops
-from nsr.data.segmentation.resident import load_resident
+from nsr.data.segmentation.resident import load_resident, resident_batch
 from nsr.data.segmentation.shapes import shapes
 from nsr.data.segmentation.workers import worker_batches
 from nsr.tokens import MPM, MergedViT, Segmenter, TokenResidual, ToMe
 from nsr.training import checkpoint
+from nsr.training.fixed_length import FixedLengthMPM
 from nsr.training.segmentation import SegmentationProtocol, SegmentationTrainer, poly_rate, train
 from nsr.training.segmentation_evaluation import evaluate
 from nsr.training.segmentation_feed import EpochDraws, ResidentFeed, WorkerFeed, place
@@ -200,36 +201,46 @@ class TestEvaluation:
         assert confusion_matrix(labels, torch.tensor([[0, 1, 0]]), 2).tolist() == [[1, 0], [0, 1]]
 
 
+def losses_of(trainers: list[SegmentationTrainer]) -> list[list[float]]:
+    found: list[list[float]] = []
+    train(trainers, watch=lambda progress: found.append(progress.losses), every=0)
+    return found
+
+
 @pytest.mark.gpu
 class TestOnGpu:
+    """Losses rather than weights are compared: Adam blows the noise of vanishing gradients up to full steps."""
+
     @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-    def test_captured_steps_equal_eager_ones(self, precision) -> None:
+    @pytest.mark.parametrize("rule", [None, ToMe(r=3), FixedLengthMPM((0, 1))])
+    def test_captured_steps_equal_eager_ones(self, rule, precision) -> None:
         data = load_resident(SPLIT, "cuda")
         protocol = SegmentationProtocol(4, 4, lr=1e-3, precision=precision)
-        eager, captured = (model(ToMe(r=3), TokenResidual()).cuda() for _ in range(2))
-        train([trainer(data, eager, protocol)])
-        at = trainer(data, captured, protocol, capture=True)
-        train([at])
-        assert at.step.graph is not None
-        tolerance = 1e-4 if precision == "fp32" else 2e-2
-        for name, value in eager.state_dict().items():
-            torch.testing.assert_close(captured.state_dict()[name], value, rtol=0, atol=tolerance, msg=name)
+        residual = None if rule is None else TokenResidual()
+        eager = trainer(data, model(rule, residual).cuda(), protocol)
+        captured = trainer(data, model(rule, residual).cuda(), protocol, capture=True)
+        expected, found = losses_of([eager]), losses_of([captured])
+        assert captured.step.graph is not None
+        tolerance = 1e-3 if precision == "fp32" else 2e-2
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=tolerance, atol=0)
 
     def test_side_by_side_equals_one_by_one(self) -> None:
         data = load_resident(SPLIT, "cuda")
-        nets = [[model(ToMe(r=r), TokenResidual()).cuda() for r in (2, 3, 5)] for _ in range(2)]
-        for net in nets[0]:
-            train([trainer(data, net, capture=True)])
-        train([trainer(data, net, capture=True) for net in nets[1]])
-        for one, other in zip(*nets, strict=True):
-            for name, value in one.state_dict().items():
-                torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=1e-4, msg=name)
 
-    def test_crops_equal_those_of_the_host(self) -> None:
-        crops = epoch_crops(load_resident(SPLIT).sizes, WINDOW, seed=1, epoch=0)
-        from nsr.data.segmentation.resident import resident_batch
+        def start() -> list[SegmentationTrainer]:
+            nets = [model(ToMe(r=r), TokenResidual()).cuda() for r in (2, 3, 5)]
+            return [trainer(data, net, capture=True) for net in nets]
 
-        host = resident_batch(load_resident(SPLIT), crops, WINDOW)
-        device = resident_batch(load_resident(SPLIT, "cuda"), crops.cuda(), WINDOW)
-        torch.testing.assert_close(device.image.cpu(), host.image, rtol=0, atol=1e-4)
+        alone = [losses_of([one]) for one in start()]
+        together = losses_of(start())
+        for index, expected in enumerate(alone):
+            assert [epoch[index] for epoch in together] == pytest.approx([epoch[0] for epoch in expected], rel=1e-3)
+
+    def test_crops_equal_those_of_the_host(self, resident) -> None:
+        crops = epoch_crops(resident.sizes, WINDOW, seed=1, epoch=0)
+        host = resident_batch(resident, crops, WINDOW)
+        feed = ResidentFeed(load_resident(SPLIT, "cuda"), EpochDraws(resident.sizes, WINDOW, 14, seed=1))
+        feed.start_epoch(0)
+        device = feed.batch()  # by the compiled kernel
+        torch.testing.assert_close(device.image.cpu(), host.image, rtol=0, atol=1e-3)
         assert torch.equal(device.labels.cpu(), host.labels)

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nsr.data.segmentation.resident import ResidentSplit
 from nsr.data.segmentation.split import Split
@@ -126,6 +125,18 @@ class SegmentationLab:
             )
         return load_segmenter(path, make_backbone(self.task, self.folder)).to(self.device)
 
+    def trainer(self, cell: SegmentationCell, protocol: SegmentationProtocol) -> SegmentationTrainer:
+        """The model of a cell with its data, at its start; an adapter starts from the trained full model."""
+        capture = self.device.type == "cuda"
+        weights = self.shared(cell.seed)
+        if cell.variant == "adapter":
+            weights = self.trained(SegmentationCell("none", FULL_POINT, "original", cell.seed)).state_dict()
+        rule = self.task.rule(cell.merger, cell.point)
+        rule = capturable(rule) if capture else rule
+        model = make_segmenter(self.task, rule, cell.variant, weights, cell.seed, self.folder).to(self.device)
+        protocol = replace(protocol, seed=cell.seed)
+        return SegmentationTrainer(model, self._feed(protocol), protocol, capture=capture)
+
     def run(
         self,
         cells: Sequence[SegmentationCell],
@@ -145,44 +156,29 @@ class SegmentationLab:
             ValueError: A model diverged; raised after the others have been judged.
         """
         begin = time.perf_counter()
-        prepared = [self._trainer(cell, protocol) for cell in cells]
-        trainers = [trainer for trainer, _ in prepared]
+        trainers = [self.trainer(cell, protocol) for cell in cells]
+        before = [self._before(cell, trainer) for cell, trainer in zip(cells, trainers, strict=True)]
         self._train(cells, trainers, watch, every)
         seconds = time.perf_counter() - begin
         diverged = []
-        for cell, (trainer, before) in zip(cells, prepared, strict=True):
+        for cell, trainer, untrained in zip(cells, trainers, before, strict=True):
             begin = time.perf_counter()
             model, loss = trainer.model, trainer.mean_loss()
             if not isfinite(loss):
                 diverged.append(cell.name)
                 continue
             model.vit.merger = self.task.rule(cell.merger, cell.point)  # captured steps train with its twin
-            metrics = {**self._judge(cell, model, trainer.protocol), **before, "loss": loss}
+            metrics = {**self._judge(cell, model, trainer.protocol), **untrained, "loss": loss}
             self._keep(cell, model)
             yield Outcome(cell, metrics, seconds + time.perf_counter() - begin, model)
         if diverged:
             raise ValueError(f"{self.task.name} {', '.join(diverged)}: the loss diverged. Try --precision fp32.")
 
-    def _model(self, cell: SegmentationCell, shared: dict[str, Tensor], capture: bool) -> Segmenter:
-        rule = self.task.rule(cell.merger, cell.point)
-        rule = capturable(rule) if capture else rule
-        return make_segmenter(self.task, rule, cell.variant, shared, cell.seed, self.folder).to(self.device)
-
-    def _trainer(
-        self, cell: SegmentationCell, protocol: SegmentationProtocol
-    ) -> tuple[SegmentationTrainer, dict[str, float]]:
-        """A trainer at its start, and what is measured there."""
-        protocol = replace(protocol, seed=cell.seed)
-        capture = self.device.type == "cuda"
-        before: dict[str, float] = {}
-        if cell.variant == "adapter":
-            full = self.trained(SegmentationCell("none", FULL_POINT, "original", cell.seed))
-            model = self._model(cell, full.state_dict(), capture)
-            # NSR starts as the merged model without it, so this is compression with no training at all
-            before = {"miou_untrained": self._judge(cell, model, protocol)["miou"]}
-        else:
-            model = self._model(cell, self.shared(cell.seed), capture)
-        return SegmentationTrainer(model, self._feed(protocol), protocol, capture=capture), before
+    def _before(self, cell: SegmentationCell, trainer: SegmentationTrainer) -> dict[str, float]:
+        """What is measured before an adapter is trained: NSR starts at zero, so this is compression alone."""
+        if cell.variant != "adapter":
+            return {}
+        return {"miou_untrained": self._judge(cell, trainer.model, trainer.protocol)["miou"]}
 
     def _feed(self, protocol: SegmentationProtocol) -> Feed:
         sizes, resident = self.training_data

@@ -8,6 +8,7 @@ by side, each on a stream of its own, with the same data in the same order.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ class SegmentationTrainer:
             lr=self.rate,
             weight_decay=protocol.weight_decay,
             fused=True,
-            capturable=self.device.type == "cuda",
+            capturable=capture and self.device.type == "cuda",
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=protocol.precision == "fp16")
         self._trainable = trainable
@@ -168,7 +169,10 @@ class SegmentationTrainer:
         loss = pixel_cross_entropy(logits, batch.labels)
         self.scaler.scale(loss).backward()
         self.rate.copy_(poly_rate(self.step_count, self.total, self.protocol))
-        self.scaler.step(self.optimizer)
+        with warnings.catch_warnings():
+            # true of the steps before the capture, and meant for optimisers that are never captured
+            warnings.filterwarnings("ignore", message="This instance was constructed with capturable=True")
+            self.scaler.step(self.optimizer)
         self.scaler.update()
         self.step_count.add_(1)
         self.loss_sum.add_(loss.detach())

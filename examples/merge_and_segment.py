@@ -58,9 +58,8 @@ tome = ToMe(r=32)  # 64 patches become 4 tokens in four blocks
 for name, merger, residual in [("full ViT", None, None), ("ToMe", tome, None), ("ToMe + NSR", tome, TokenResidual())]:
     model = build(merger, residual)
     train(model)
-    print(
-        f"{name:<12}{sum(p.numel() for p in model.parameters()):>9,} parameters   {accuracy(model):6.1%} of pixels right"
-    )
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{name:<12}{parameters:>9,} parameters   {accuracy(model):6.1%} of pixels right")
 
 with nsr.disabled(model):
     print(f"{'NSR off':<12}{'':>21}   {accuracy(model):6.1%} of pixels right")

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu check docs format clean help
+.PHONY: demo test test-slow test-gpu test-sampling check docs format clean help
 
 help:           ## what there is
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  —/'
@@ -24,10 +24,14 @@ test: $(READY)  ## the fast tests (≤ 12 minutes on two cores)
 	@$(BIN)/python -m pytest -q
 
 test-slow: $(READY)  ## everything that runs on a CPU
-	@$(BIN)/python -m pytest -q -m "not gpu"
+	@$(BIN)/python -m pytest -q -m "not gpu and not sampling"
 
 test-gpu: $(READY)  ## what needs a CUDA device
 	@$(BIN)/python -m pytest -q -m gpu
+
+test-sampling: $(READY)  ## sampled graphs; builds torch-sparse from source the first time (about ten minutes)
+	@$(BIN)/python -c 'import torch_sparse' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-build-isolation setuptools wheel torch-scatter torch-sparse
+	@$(BIN)/python -m pytest -q -m sampling
 
 check: $(READY)  ## ruff (lint, format) and mypy
 	@$(BIN)/ruff check .

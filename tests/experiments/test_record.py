@@ -1,6 +1,7 @@
 """Results are written whole, read back equal, and recognised."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def test_round_trip_and_recognition(tmp_path: Path) -> None:
     assert not record.exists(tmp_path, "tree", CELL | {"seed": 12}, made().config)
 
 
+def test_a_failed_run_is_not_a_made_one(tmp_path: Path) -> None:
+    path = record.write(tmp_path, made(status="failed", error="the loss is nan"))
+    assert record.read(path).error == "the loss is nan"
+    assert not record.exists(tmp_path, "tree", CELL, made().config)
+    record.write(tmp_path, made())
+    assert "error" not in json.loads(path.read_text())
+
+
 def test_killed_while_writing_leaves_the_old_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = record.write(tmp_path, made())
     before = path.read_text()
@@ -42,7 +51,7 @@ def test_killed_while_writing_leaves_the_old_result(tmp_path: Path, monkeypatch:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(record.os, "replace", killed)
+    monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         record.write(tmp_path, made(seconds=9.0))
     assert path.read_text() == before

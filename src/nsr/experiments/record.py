@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import platform
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from nsr.training.whole_file import replacing
 
 SCHEMA = 1
 
@@ -27,7 +28,8 @@ class Record:
         command: What repeats it.
         environment: See :func:`environment`.
         seconds: Wall time of the run; for replicas that ran together, of all of them.
-        status: ``"done"``, or ``"stopped"`` where a time limit ended the run before its own criterion did.
+        status: ``"done"``; ``"stopped"`` where a time limit ended the run before its own criterion did; ``"failed"``.
+        error: Why it failed.
     """
 
     experiment: str
@@ -38,6 +40,7 @@ class Record:
     seconds: float
     environment: dict[str, Any] = field(default_factory=dict)
     status: str = "done"
+    error: str = ""
     schema: int = SCHEMA
 
 
@@ -49,17 +52,10 @@ def path_of(results: Path, experiment: str, cell: dict[str, Any]) -> Path:
 def write(results: Path, record: Record) -> Path:
     """Write a record as a whole or not at all; what was there before is replaced."""
     path = path_of(results, record.experiment, record.cell)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    text = json.dumps(_finite(asdict(record)), indent=1, allow_nan=False)
-    try:
-        with partial.open("w") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    content = {name: value for name, value in asdict(record).items() if name != "error" or value}
+    text = json.dumps(_finite(content), indent=1, allow_nan=False)
+    with replacing(path) as partial:
+        partial.write_text(text + "\n")
     return path
 
 
@@ -70,19 +66,24 @@ def read(path: Path) -> Record:
         ValueError: The file is no record of this schema.
     """
     try:
-        content = json.loads(path.read_text())
-        record = Record(**content)
-    except (json.JSONDecodeError, TypeError) as error:
+        record = Record(**json.loads(path.read_text()))
+    except (ValueError, TypeError, RecursionError) as error:  # bytes that are no text are a ValueError too
         raise ValueError(f"{path} is not a result ({error}). Delete it, or repeat the run with --force.") from error
     if record.schema != SCHEMA:
         raise ValueError(f"{path} has schema {record.schema}; this version reads {SCHEMA}.")
+    for name, kind in (("experiment", str), ("status", str), ("cell", dict), ("metrics", dict), ("config", dict)):
+        if not isinstance(getattr(record, name), kind):
+            raise ValueError(f"{path} is not a result (`{name}` is of the wrong kind). Delete it, or use --force.")
     return record
 
 
 def exists(results: Path, experiment: str, cell: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Whether this very run has been made: the same cell with the same configuration."""
+    """Whether this very run has been made: the same cell with the same configuration, and it did not fail."""
     path = path_of(results, experiment, cell)
-    return path.is_file() and read(path).config == json.loads(json.dumps(config))
+    if not path.is_file():
+        return False
+    found = read(path)
+    return found.status != "failed" and found.config == json.loads(json.dumps(config))
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""Make a run once, and leave a record whatever becomes of it."""
+
+import errno
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from nsr.experiments import record
+from nsr.experiments.lock import locked
+from nsr.experiments.record import Record
+from nsr.training import interruption
+
+
+@contextmanager
+def attempt(results: Path, planned: Sequence[Record]) -> Iterator[None]:
+    """Hold the results of runs that are made together; if they fail, write down that they did and why.
+
+    Requests to stop are noticed within: see :mod:`nsr.training.interruption`. A stopped run leaves no record, because
+    its checkpoint goes on where it was.
+
+    Args:
+        results: Where records go.
+        planned: What each run will be recorded as, but for metrics, seconds and status.
+
+    Raises:
+        ValueError: Another process is at one of the runs, or the disk is full.
+    """
+    begin = time.perf_counter()
+    with ExitStack() as held:
+        for one in planned:
+            held.enter_context(locked(record.path_of(results, one.experiment, one.cell)))
+        held.enter_context(interruption.noticed())
+        try:
+            yield
+        except Exception as error:
+            cause = _explained(error)
+            for one in planned:
+                if not record.exists(results, one.experiment, one.cell, one.config):
+                    seconds = time.perf_counter() - begin
+                    record.write(results, replace(one, status="failed", error=str(cause), seconds=seconds))
+            if cause is error:
+                raise
+            raise cause from error
+
+
+def _explained(error: Exception) -> Exception:
+    """What is no mistake of the program, in words that say what to do."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ValueError(f"The disk is full ({error}). Free some room and start the run again: it goes on from there.")
+    if isinstance(error, FileNotFoundError):
+        return ValueError(f"{error.filename} is gone. Put it back and start the run again.")
+    return error if str(error) else type(error)(f"{type(error).__name__} without a word")

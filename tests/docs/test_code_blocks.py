@@ -57,6 +57,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("page", pages_with("sh"), ids=lambda page: page.name)
 def test_shell_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()  # as in the repository
     for block in blocks(page):
         if block.kind != "sh":
             continue

@@ -21,7 +21,7 @@ HEADLINES = {
 def runs(
     results: Annotated[Path, typer.Option(help="Folder with results.")] = Path("results"),
     experiment: Annotated[str, typer.Option(help="Only this experiment.")] = "",
-    status: Annotated[str, typer.Option(help="Only runs with this status: done, failed, running, unreadable.")] = "",
+    status: Annotated[str, typer.Option(help="Only runs with this status: done, stopped, failed, unreadable.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """List runs with status, metric and time."""
@@ -45,11 +45,11 @@ def runs(
         table.add_column(heading, overflow="fold")
     table.add_column("seconds", justify="right")
     for name, run, state, metric, seconds, reason in rows:
-        colour = {"done": "green", "running": "yellow"}.get(state, "red")
+        colour = {"done": "green", "stopped": "yellow"}.get(state, "red")
         said = f"[{colour}]{escape(state)}[/]" + (f" {escape(reason)}" if reason else "")
         table.add_row(escape(name), escape(run), said, metric, f"{seconds:,.0f}" if seconds else "")
     Console().print(table)
-    typer.echo(f"{len(rows)} runs, {sum(row[4] for row in rows) / 3600:.2f} hours")
+    typer.echo(f"{len(rows)} runs")
 
 
 def _headline(run: "Run") -> str:

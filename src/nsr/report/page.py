@@ -11,7 +11,7 @@ from urllib.parse import quote
 from nsr.report.book import Book, letter
 from nsr.report.claims import Claim
 from nsr.report.figure import Figure, Key
-from nsr.report.statistics import PairedTest
+from nsr.report.statistics import p_value
 from nsr.report.table import Cell, Table
 
 
@@ -42,7 +42,7 @@ def render(book: Book, parts: Sequence[Part], claims: Sequence[Claim], out: Path
         link=_linker(out),
         mark=book.mark,
         marks=lambda cell: sorted({book.mark(run) for run in cell.runs} - {""}),
-        short_test=short_test,
+        p_value=p_value,
         swatch=swatch,
     )
     tables = [item for part in parts for item in part.items if isinstance(item, Table)]
@@ -64,12 +64,6 @@ def render(book: Book, parts: Sequence[Part], claims: Sequence[Claim], out: Path
 def is_apart(cell: Cell) -> bool:
     """Whether ours lies further from the paper's number than the paper's own spread."""
     return cell.difference is not None and cell.paper_spread is not None and abs(cell.difference) > cell.paper_spread
-
-
-def short_test(test: PairedTest) -> str:
-    """The larger of the two p-values: claim no more than both tests allow."""
-    p = max(test.t_test, test.wilcoxon)
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def swatch(key: Key) -> Any:

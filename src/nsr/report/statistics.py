@@ -36,7 +36,12 @@ class PairedTest:
     wilcoxon: float
 
     def __str__(self) -> str:
-        return f"p = {_p_value(self.t_test)} (paired t), {_p_value(self.wilcoxon)} (Wilcoxon), {self.pairs} pairs"
+        return f"{p_value(self.t_test)} (paired t), {p_value(self.wilcoxon)} (Wilcoxon), {self.pairs} pairs"
+
+    @property
+    def larger(self) -> float:
+        """The larger of the two p-values: claim no more than both tests allow."""
+        return max(self.t_test, self.wilcoxon)
 
 
 def paired_differences(before: Mapping[str, float], after: Mapping[str, float]) -> list[float]:
@@ -65,5 +70,10 @@ def paired_test(differences: Sequence[float]) -> PairedTest | None:
     return PairedTest(len(differences), student, ranks)
 
 
-def _p_value(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+def p_value(p: float) -> str:
+    """A p-value to three digits.
+
+    >>> p_value(0.0004), p_value(0.03)
+    ('p < 0.001', 'p = 0.030')
+    """
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"

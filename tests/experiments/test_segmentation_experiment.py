@@ -16,6 +16,7 @@ from nsr.experiments.merge_survey import cost, image_events, merged_share
 from nsr.experiments.segmentation import SegmentationLab
 from nsr.experiments.segmentation_cells import ABLATIONS, SegmentationCell, select_cells
 from nsr.experiments.segmentation_model import VARIANTS, make_segmenter, shared_weights
+from nsr.experiments.segmentation_points import with_found_schedules
 from nsr.experiments.segmentation_runs import run_numerics, run_points, run_table
 from nsr.experiments.segmentation_task import MERGERS, TASKS
 from nsr.tokens.budget import ViTShape
@@ -256,6 +257,12 @@ class TestRuns:
         assert mpm["blocks"] == [0, 2]
         assert mpm["search"] > 1
         assert abs(mpm["search_found"] - 1.3) <= abs(mpm["search"] - 1.3)
+
+        found = with_found_schedules(TINY, tmp_path)
+        assert found.points("mpm") == ("1.8x-search",)
+        assert list(found.rule("mpm", "1.8x-search").blocks) == mpm["blocks_found"]
+        with pytest.raises(ValueError, match="Search first: nsr run operating-points --task tiny --merger mpm"):
+            with_found_schedules(TINY, tmp_path / "elsewhere")
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from nsr.experiments.segmentation import SegmentationLab
+    from nsr.experiments.segmentation_task import SegmentationTask
     from nsr.training.segmentation import TrainingProgress
 
 Mergers = Annotated[str, typer.Option(help="Mergers by commas: none,tome,pitome,mpm. Default: all.")]
@@ -33,6 +34,7 @@ Workers = Annotated[int, typer.Option(min=0, help="Processes that decode images 
 Force = Annotated[bool, typer.Option("--force", help="Run again what has a result.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="The same weights to the bit, run after run.")]
 WithNumerics = Annotated[bool, typer.Option("--numerics", help="Measure the residuals of the NSR models too.")]
+Schedule = Annotated[str, typer.Option(help="MPM's schedules: the paper's, or those of our own search (search).")]
 Search = Annotated[bool, typer.Option(help="Search MPM's schedules too, on training images.")]
 
 _RESULTS, _OUTPUTS = Path("results"), Path("outputs")
@@ -75,8 +77,10 @@ def _table_of(task: str) -> Callable[..., None]:
         force: Force = False,
         deterministic: Deterministic = False,
         with_numerics: WithNumerics = False,
+        schedule: Schedule = "paper",
     ) -> None:
         lab = _lab(task, data, outputs, device, workers, force, deterministic)
+        lab.task = _scheduled(lab.task, schedule, results)
         changes = {"epochs": epochs, "batch": batch, "lr": lr, "warmup": warmup, "precision": precision}
         _train(lab, merger, point, variant, seed, changes, results, concurrent, force, with_numerics)
 
@@ -192,6 +196,14 @@ def _lab(
         raise ValueError(f"--device {device}: this machine has no CUDA device. Use --device cpu.")
     torch.use_deterministic_algorithms(deterministic)
     return SegmentationLab(TASKS[task], data or data_folder(), outputs, chosen, workers=workers, resume=not force)
+
+
+def _scheduled(task: "SegmentationTask", schedule: str, results: Path) -> "SegmentationTask":
+    from nsr.experiments.segmentation_points import with_found_schedules
+
+    if schedule not in ("paper", "search"):
+        raise ValueError(f"--schedule is {schedule!r}; expected paper or search.")
+    return with_found_schedules(task, results) if schedule == "search" else task
 
 
 def _train(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nsr.data.segmentation.batch import Batch
 from nsr.tokens import MergePlan
 from nsr.tokens.budget import MergeEvent, ViTShape, backbone_flops, executed_flops, merge_events, nsr_flops
 from nsr.tokens.host import grid_of
@@ -44,8 +43,8 @@ class BlockSurvey:
 
 
 @torch.inference_mode()
-def survey(vit: MergedViT, batches: Iterable[Batch], precision: Precision = "fp32") -> dict[int, BlockSurvey]:
-    """Watch every merge event while ``vit`` sees the batches in evaluation mode; by block, counted from 0."""
+def survey(vit: MergedViT, batches: Iterable[Tensor], precision: Precision = "fp32") -> dict[int, BlockSurvey]:
+    """Watch every merge event while ``vit`` sees batches of images in evaluation mode; by block, counted from 0."""
     found: dict[int, BlockSurvey] = {}
 
     def observe(block: int, x: Tensor, plan: MergePlan) -> None:
@@ -61,7 +60,7 @@ def survey(vit: MergedViT, batches: Iterable[Batch], precision: Precision = "fp3
     training = vit.training
     vit.eval()
     device = next(vit.parameters()).device
-    for image, _ in batches:
+    for image in batches:
         grid = grid_of(vit.backbone, image)
         with autocast(device, precision):
             state = vit.start(image)

@@ -223,7 +223,7 @@ class SegmentationLab:
         found = {}
         if isinstance(rule, MPM):  # its cost depends on the images
             batches = centre_batches(data, window, None, self.device, self.workers)
-            found = survey(model.vit, batches, protocol.precision)
+            found = survey(model.vit, (batch.image for batch in batches), protocol.precision)
         events = image_events(self.task.shape, rule, found)
         counted = cost(self.task.shape, events, _COUNTED[cell.variant]) if cell.variant in _COUNTED else {}
         iou = intersection_over_union(confusion)

@@ -20,7 +20,7 @@ def numerics(lab: SegmentationLab, model: Segmenter) -> dict[str, Any]:
     hold the blocks' own numbers, in the order of ``blocks``.
     """
     batches = centre_batches(lab.validation_data, lab.task.window, None, lab.device, lab.workers)
-    found = dict(sorted(survey(model.vit, batches, "fp32").items()))
+    found = dict(sorted(survey(model.vit, (batch.image for batch in batches), "fp32").items()))
     shares = [at.residual_share for at in found.values()]
     return {
         "null_violation": max(at.null_violation for at in found.values()),

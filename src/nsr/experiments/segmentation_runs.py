@@ -1,5 +1,6 @@
 """The segmentation experiments as runs that leave one result a cell: what exists is not run again."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from nsr.experiments import record
 from nsr.experiments.segmentation import SegmentationLab
 from nsr.experiments.segmentation_cells import SegmentationCell
 from nsr.experiments.segmentation_numerics import numerics
-from nsr.experiments.segmentation_points import operating_point, point_config
+from nsr.experiments.segmentation_points import EXPERIMENT, operating_point, point_cell, point_config
 from nsr.tokens import Segmenter
 from nsr.training.segmentation import SegmentationProtocol, TrainingProgress
 
@@ -88,26 +89,29 @@ def run_points(
     say: Say = print,
 ) -> None:
     """The settings of the mergers at their operating points, and where they merge."""
-    config = {**point_config(lab), "search": search}
+    config = point_config(lab.task, search)
     for merger in mergers:
         for point in lab.task.points(merger):
-            where = {"dataset": lab.task.name, "merger": merger, "point": point}
+            where = point_cell(lab.task, merger, point)
             if points and point not in points:
                 continue
-            if not force and record.exists(results, "operating-points", where, config):
-                say(f"operating-points {lab.task.name} {merger} {point}: there already")
+            if not force and record.exists(results, EXPERIMENT, where, config):
+                say(f"{EXPERIMENT} {lab.task.name} {merger} {point}: there already")
                 continue
+            begin = time.perf_counter()
             metrics = operating_point(lab, merger, point, search)
-            command = f"nsr run operating-points --task {lab.task.name} --merger {merger} --point {point}"
-            _write(lab, results, "operating-points", where, metrics, config, command, 0.0, 1)
+            command = f"nsr run {EXPERIMENT} --task {lab.task.name} --merger {merger} --point {point}"
+            _write(lab, results, EXPERIMENT, where, metrics, config, command, time.perf_counter() - begin)
             achieved = metrics.get("achieved", metrics.get("search"))
-            say(f"operating-points {lab.task.name} {merger} {point}: {achieved:.3f} times fewer FLOPs")
+            say(f"{EXPERIMENT} {lab.task.name} {merger} {point}: {achieved:.3f} times fewer FLOPs")
 
 
 def _write_numerics(lab: SegmentationLab, results: Path, cell: SegmentationCell, model: Segmenter, say: Say) -> None:
+    begin = time.perf_counter()
     metrics = numerics(lab, model)
     command = f"nsr run numerics --task {lab.task.name} --merger {cell.merger} --point {cell.point} --seed {cell.seed}"
-    _write(lab, results, "numerics", _numerics_cell(lab, cell), metrics, _numerics_config(lab), command, 0.0, 1)
+    seconds = time.perf_counter() - begin
+    _write(lab, results, "numerics", _numerics_cell(lab, cell), metrics, _numerics_config(lab), command, seconds)
     say(
         f"numerics {lab.task.name} {cell.name}: null violation {metrics['null_violation']:.1e}, "
         f"residual share {metrics['residual_share']:.3f}"
@@ -131,7 +135,7 @@ def _write(
     config: dict[str, Any],
     command: str,
     seconds: float,
-    together: int,
+    together: int = 1,
 ) -> None:
     environment = {**record.environment(lab.device), "trained_together": together}
     record.write(results, record.Record(experiment, cell, metrics, config, command, seconds, environment))

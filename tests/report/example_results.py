@@ -127,10 +127,14 @@ def _diagnostic(draw: random.Random) -> Iterator[dict[str, Any]]:
     for dataset in ("minesweeper", "actor"):
         for backbone in ("gcn", "gin", "sage"):
             for split in range(10):
-                for variant, slope in (("original", -0.02), ("nsr", -0.002)):
-                    cell = {"dataset": dataset, "backbone": backbone, "variant": variant, "split": split}
-                    bins = [0.85 + slope * i + draw.gauss(0, 0.01) for i in range(10)]
-                    yield document("diagnostic", cell, {"accuracy_by_bin": bins})
+                cell = {"dataset": dataset, "backbone": backbone, "split": split}
+                bins = {
+                    variant: [0.85 + slope * i + draw.gauss(0, 0.01) for i in range(10)]
+                    for variant, slope in (("original", -0.02), ("nsr", -0.002))
+                }
+                if split == 3:
+                    bins["nsr"][9] = bins["original"][9] = None  # an empty bin
+                yield document("diagnostic", cell, {**bins, "count": [100] * 10})
 
 
 def _numerics(draw: random.Random) -> Iterator[dict[str, Any]]:

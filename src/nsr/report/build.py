@@ -11,10 +11,11 @@ from nsr.report.graph_figures import graph_figures
 from nsr.report.graph_tables import graph_tables
 from nsr.report.page import Part, render
 from nsr.report.plain import write_csv, write_markdown
+from nsr.report.setup_figures import setup_figures
 from nsr.report.setup_tables import setup_tables
 from nsr.report.table import Table
 from nsr.report.token_figures import token_figures
-from nsr.report.token_tables import token_tables
+from nsr.report.token_tables import ablation_tables, main_tables
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,10 @@ def build(results: Path, out: Path) -> Outcome:
         out: Made where it does not exist.
     """
     book = Book.read(results)
-    tokens, graphs, figures = token_tables(book), graph_tables(book), token_figures(book)
     parts = [
-        Part("tokens", "Token merging", [*tokens[:2], *figures[:3], *tokens[2:]]),
-        Part("operating-points", "Operating points and numerics", [*figures[3:], *setup_tables(book)]),
-        Part("graphs", "Graph aggregation", [*graph_figures(book), *graphs]),
+        Part("tokens", "Token merging", [*main_tables(book), *token_figures(book), *ablation_tables(book)]),
+        Part("operating-points", "Operating points and numerics", [*setup_figures(book), *setup_tables(book)]),
+        Part("graphs", "Graph aggregation", [*graph_figures(book), *graph_tables(book)]),
         Part("speed", "Speed", [*bench_figures(book), *bench_tables(book)]),
     ]
     tables = [item for part in parts for item in part.items if isinstance(item, Table)]

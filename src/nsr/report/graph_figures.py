@@ -1,11 +1,11 @@
 """The paper's figures on graph aggregation: tree accuracy by depth, accuracy and gain by diagnostic score."""
 
 from collections import defaultdict
-from typing import Any
+from typing import NamedTuple
 
 from nsr.report import paper
 from nsr.report.book import Book
-from nsr.report.chart import Axis, Chart, Point
+from nsr.report.chart import Axis, Chart
 from nsr.report.figure import Figure, Key, Panel
 from nsr.report.graph_tables import DEPTHS
 from nsr.report.names import BACKBONES, name
@@ -66,80 +66,80 @@ def _tree(book: Book) -> Figure:
 
 
 def _diagnostic(book: Book) -> list[Figure]:
-    """Accuracy and gain by decile of the label-based null-space score, one panel a data set and backbone."""
-    runs: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    """Accuracy and gain by decile of the label-based null-space score, one panel a data set and backbone.
+
+    A run is one split: ``original`` and ``nsr`` are accuracies by bin, null where a bin is empty.
+    """
+    splits: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in book.experiment("diagnostic"):
-        if "accuracy_by_bin" in run.metrics:
-            runs[str(run.cell.get("dataset")), str(run.cell.get("backbone"))].append(run)
+        if isinstance(run.metrics.get("original"), list) and isinstance(run.metrics.get("nsr"), list):
+            splits[str(run.cell.get("dataset")), str(run.cell.get("backbone"))].append(run)
     accuracy, gains = [], []
-    for (dataset, backbone), found in sorted(runs.items()):
+    for (dataset, backbone), runs in sorted(splits.items()):
         series = SERIES.get(backbone, 4)
         heading = f"{name(dataset)}, {name(backbone)}"
-        by_variant = {variant: _curves(found, variant) for variant in ("original", "nsr")}
-        chart = Chart(
-            f"Accuracy by score decile, {heading}", *_axes([c for v in by_variant.values() for c in v.values()])
-        )
-        for variant, curves in by_variant.items():
-            _draw(chart, list(curves.values()), series, "dash" if variant == "original" else "", band=True)
+        original, nsr = (_curve([run.metrics[key] for run in runs]) for key in ("original", "nsr"))
+        gain = _curve([_difference(run.metrics["original"], run.metrics["nsr"]) for run in runs])
+        if not original or not nsr:
+            continue
+        chart = Chart(f"Accuracy by score decile, {heading}", *_axes(original + nsr, "per cent correct"))
+        _draw(chart, original, series, "dash")
+        _draw(chart, nsr, series, "")
         accuracy.append(Panel(heading, chart.svg()))
-        splits = by_variant["original"].keys() & by_variant["nsr"].keys()
-        differences = [
-            [b - a for a, b in zip(by_variant["original"][s], by_variant["nsr"][s], strict=True)]
-            for s in sorted(splits)
-        ]
-        if differences:
-            chart = Chart(f"Gain by score decile, {heading}", *_axes(differences, "points gained", with_zero=True))
-            chart.rule((1, 0), (10, 0), "zero")
-            _draw(chart, differences, series, "", band=True)
-            gains.append(Panel(heading, chart.svg()))
-    total = sum(map(len, runs.values()))
+        zero = Bin(gain[0].place, 0.0, 0.0, 0)
+        chart = Chart(f"Gain by score decile, {heading}", *_axes([*gain, zero], "points gained"))
+        chart.rule((chart.x.low, 0), (chart.x.high, 0), "zero")
+        _draw(chart, gain, series, "")
+        gains.append(Panel(heading, chart.svg()))
+    total = sum(map(len, splits.values()))
     remark = (
         "Test nodes of each split in ten bins of about equal size, by how much of their neighbours' labels lies in the "
         "null space of the aggregation. Lines are means over splits, bands one sample standard deviation."
     )
+    command = "nsr run diagnostic"
+    keys = (*BACKBONE_KEYS, *VARIANT_KEYS)
     return [
+        Figure("fig:trnsil-accuracy", "Accuracy by diagnostic score", tuple(accuracy), keys, remark, total, command),
         Figure(
-            "fig:trnsil-accuracy", "Accuracy by diagnostic score", tuple(accuracy), (*BACKBONE_KEYS, *VARIANT_KEYS),
-            remark, total, "nsr run diagnostic",
+            "fig:trnsil-gain", "Gain of NSR by diagnostic score", tuple(gains), BACKBONE_KEYS, remark, total, command
         ),
-        Figure(
-            "fig:trnsil-gain", "Gain of NSR by diagnostic score", tuple(gains), BACKBONE_KEYS,
-            remark, total, "nsr run diagnostic",
-        ),
-    ]  # fmt: skip
+    ]
 
 
-def _curves(runs: list[Run], variant: str) -> dict[str, list[float]]:
-    """Per cent correct in each bin, by split."""
-    return {
-        run.replicate: [100 * value for value in run.metrics["accuracy_by_bin"]]
-        for run in runs
-        if run.cell.get("variant") == variant
-    }
+class Bin(NamedTuple):
+    """One decile over the splits in which it is not empty, in per cent."""
+
+    place: int
+    mean: float
+    spread: float
+    splits: int
 
 
-def _axes(curves: list[list[float]], title: str = "per cent correct", with_zero: bool = False) -> tuple[Axis, Axis]:
-    spread: list[Any] = [value for curve in curves for value in curve]
-    low, high = min(spread), max(spread)
-    if with_zero:
-        low, high = min(low, 0.0), max(high, 0.0)
+def _difference(before: list[float | None], after: list[float | None]) -> list[float | None]:
+    return [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
+
+
+def _curve(splits: list[list[float | None]]) -> list[Bin]:
+    bins = []
+    for i in range(max(map(len, splits))):
+        values = [100 * value for split in splits if i < len(split) and (value := split[i]) is not None]
+        if values:
+            bins.append(Bin(i + 1, mean(values), sample_std(values) or 0.0, len(values)))
+    return bins
+
+
+def _axes(bins: list[Bin], title: str) -> tuple[Axis, Axis]:
+    low, high = min(bin.mean - bin.spread for bin in bins), max(bin.mean + bin.spread for bin in bins)
     margin = 0.06 * (high - low) or 1.0
-    return Axis(1, 10, "decile of the score", tuple(range(1, 11))), Axis(low - margin, high + margin, title)
+    places = sorted({bin.place for bin in bins})
+    ends = (places[0], places[-1]) if len(places) > 1 else (places[0] - 1, places[0] + 1)
+    return Axis(*ends, "decile of the score", tuple(places)), Axis(low - margin, high + margin, title)
 
 
-def _draw(chart: Chart, curves: list[list[float]], series: int, kind: str, band: bool) -> None:
-    if not curves:
-        return
-    centre: list[Point] = []
-    lower: list[Point] = []
-    upper: list[Point] = []
-    for i, values in enumerate(zip(*curves, strict=True)):
-        middle, spread = mean(values), sample_std(values) or 0.0
-        centre.append((i + 1, middle))
-        lower.append((i + 1, max(middle - spread, chart.y.low)))
-        upper.append((i + 1, min(middle + spread, chart.y.high)))
-    if band and len(curves) > 1:
-        chart.band(lower, upper, series)
-    chart.line(centre, series, kind)
-    for x, y in centre:
-        chart.dot((x, y), series, f"decile {x:g}: {y:.1f}, n = {len(curves)}")
+def _draw(chart: Chart, bins: list[Bin], series: int, kind: str) -> None:
+    if len(bins) > 1 and any(bin.spread for bin in bins):
+        lower = [(float(bin.place), bin.mean - bin.spread) for bin in bins]
+        chart.band(lower, [(float(bin.place), bin.mean + bin.spread) for bin in bins], series)
+    chart.line([(float(bin.place), bin.mean) for bin in bins], series, kind)
+    for bin in bins:
+        chart.dot((bin.place, bin.mean), series, f"decile {bin.place}: {bin.mean:.1f}, n = {bin.splits}")

@@ -1,8 +1,8 @@
-"""The paper's figures on token merging, and ours: the Pareto front and gap closure."""
+"""What merging costs and what NSR gives back, drawn: mIoU by GFLOPs, the Pareto front, gap closure."""
 
 from nsr.report import paper
 from nsr.report.book import Book
-from nsr.report.chart import Axis, Chart, Point, heat_map
+from nsr.report.chart import Axis, Chart, Point
 from nsr.report.figure import Figure, Key, Panel
 from nsr.report.names import SEGMENTATION, name
 from nsr.report.table import Cell, measured
@@ -15,11 +15,12 @@ TABLE = "tab:token-main"
 
 
 def token_figures(book: Book) -> list[Figure]:
-    """All figures on tokens."""
-    return [_quality_by_cost(book), _pareto(book), _gap_closure(book), _residual_magnitude(book), _layerwise(book)]
+    """Quality by cost, the Pareto front, gap closure."""
+    return [_quality_by_cost(book), _pareto(book), _gap_closure(book)]
 
 
-def _operating_points(experiment: str, merger: str) -> list[str]:
+def operating_points(experiment: str, merger: str) -> list[str]:
+    """The labels of a merger's operating points in the paper."""
     rows = [row for row in paper.rows(TABLE) if row["experiment"] == experiment and row["merger"] == merger]
     return list(dict.fromkeys(row["point"] for row in rows))
 
@@ -51,7 +52,7 @@ def _quality_by_cost(book: Book) -> Figure:
         for merger, series in list(MERGERS.items())[:3]:
             for variant in ("original", "nsr"):
                 ours: list[Point] = []
-                for point in _operating_points(experiment, merger):
+                for point in operating_points(experiment, merger):
                     miou, gflops = _miou_and_cost(book, experiment, merger, point, variant)
                     what = f"{name(merger)} {name(point)} {name(variant)}"
                     if miou.paper is not None and gflops.paper is not None:
@@ -109,7 +110,7 @@ def _pareto(book: Book) -> Figure:
         for source in ("paper", "ours"):
             clouds: dict[str, list[Point]] = {"original": [], "nsr": []}
             for merger in MERGERS:
-                for point in _operating_points(experiment, merger):
+                for point in operating_points(experiment, merger):
                     for variant, cloud in clouds.items():
                         miou, gflops = _miou_and_cost(book, experiment, merger, point, variant)
                         x, y = (gflops.paper, miou.paper) if source == "paper" else (gflops.value, miou.value)
@@ -149,7 +150,7 @@ def _gap_closure(book: Book) -> Figure:
         bars = [
             (merger, point, gap_closure(book, experiment, {"merger": merger, "point": point}))
             for merger in list(MERGERS)[:3]
-            for point in _operating_points(experiment, merger)
+            for point in operating_points(experiment, merger)
         ]
         numbers = [n for *_, cell in bars for n in (cell.value, cell.paper) if n is not None]
         low = min(0.0, *(20 * (n // 20) for n in numbers))
@@ -186,77 +187,4 @@ def _gap_closure(book: Book) -> Figure:
         total,
         "nsr run voc",
         ours=True,
-    )
-
-
-def _residual_magnitude(book: Book) -> Figure:
-    panels, total = [], 0
-    for dataset in SEGMENTATION:
-        chart = Chart(
-            f"Residual magnitude, {name(dataset)}",
-            Axis(1.6, 4.0, "operating point, ×", (1.8, 2.4, 3.0, 3.4, 3.8)),
-            Axis(0, 1, "‖Z‖ / ‖X‖"),
-        )
-        found = 0
-        for merger, series in list(MERGERS.items())[:3]:
-            centre: list[Point] = []
-            lower: list[Point] = []
-            upper: list[Point] = []
-            for point in _operating_points(dataset, merger):
-                where = {"dataset": dataset, "merger": merger, "point": point}
-                share = measured(book, "", "numerics", where, "residual_share")
-                spread = measured(book, "", "numerics", where, "residual_share_std").value or 0.0
-                if share.value is not None:
-                    x = float(point.removesuffix("x"))
-                    centre.append((x, share.value))
-                    lower.append((x, max(share.value - spread, 0.0)))
-                    upper.append((x, min(share.value + spread, 1.0)))
-                    found += share.count
-            if len(centre) > 1:
-                chart.band(lower, upper, series)
-            chart.line(centre, series)
-            for x, y in centre:
-                chart.dot((x, y), series, f"{name(merger)} {x:g}×: {y:.3f}")
-        if found:
-            panels.append(Panel(name(dataset), chart.svg()))
-        total += found
-    return Figure(
-        "fig:nsr-residual-magnitude",
-        "How large the residual is",
-        tuple(panels),
-        MERGER_KEYS,
-        "Mean over the merging blocks of the trained NSR models, bands one standard deviation over blocks.",
-        total,
-        "nsr run numerics",
-    )
-
-
-def _layerwise(book: Book) -> Figure:
-    grids: list[tuple[str, list[str], list[list[float]]]] = []
-    total = 0
-    for merger in list(MERGERS)[:3]:
-        for dataset in SEGMENTATION:
-            rows, values = [], []
-            for point in _operating_points(dataset, merger):
-                runs = book.counted("operating-points", {"dataset": dataset, "merger": merger, "point": point})
-                if runs and isinstance(runs[0].metrics.get("merged_share"), list):
-                    rows.append(name(point))
-                    values.append([float(share) for share in runs[0].metrics["merged_share"]])
-                    total += 1
-            if rows:
-                grids.append((f"{name(merger)}, {name(dataset)}", rows, values))
-    top = max((share for _, _, values in grids for row in values for share in row), default=0.0)
-    panels = tuple(
-        Panel(heading, heat_map(f"Tokens merged by block, {heading}", rows, values, top, "transformer block"))
-        for heading, rows, values in grids
-    )
-    return Figure(
-        "fig:layerwise-token-merging",
-        "Where the tokens go",
-        panels,
-        (),
-        "Share of the initial patch tokens merged in each block; full colour is "
-        f"{100 * top:.0f} %, the same in every panel.",
-        total,
-        "nsr run operating-points",
     )

@@ -10,11 +10,14 @@ from nsr.report.table import Cell, Row, Table, contest, gain, measured
 MIOU = "miou"
 
 
-def token_tables(book: Book) -> list[Table]:
-    """Main results, further measures, the three ablations and the adapter, in the paper's order."""
+def main_tables(book: Book) -> list[Table]:
+    """Main results and further measures."""
+    return [_main(book), _additional(book)]
+
+
+def ablation_tables(book: Book) -> list[Table]:
+    """The paper's three ablations, and the adapter."""
     return [
-        _main(book),
-        _additional(book),
         _ablation(book, "tab:residual-ablation", "Post-merge refinement alone", ("original", "post-merge", "nsr")),
         _ablation(
             book, "tab:feature-spatial-ablation", "Feature and spatial path", ("original", "feature", "spatial", "nsr")

@@ -62,9 +62,9 @@ def forward(
     target: Tensor,
     coefficient: Tensor,
     precision: str,
-    tiling: Tiling = FORWARD,
 ) -> Tensor:
     """As :func:`nsr.kernels.gated_sum_plain.forward`."""
+    tiling = FORWARD
     replicas, sources, width = messages.shape
     targets, (members, heads) = target_gate.shape[1], coefficient.shape
     order = member_order(target, source, targets)
@@ -76,7 +76,7 @@ def forward(
         run = triton.cdiv(tiles, num_programs(out.device, tiling.programs))
         sum_forward[(triton.cdiv(tiles, run), triton.cdiv(width, constants["BLOCK_D"]), replicas)](
             messages, source_gate, target_gate, mean, mean_gate, weight, bias, coefficient,
-            order.row, order.other, order.member, order.scale, out, carry,
+            *order.walk, order.scale, out, carry,
             sources, targets, members, tiles, run, **constants,
         )  # fmt: skip
     finish_rows(order, carry, out, tiling.block_e)
@@ -162,12 +162,12 @@ def _pass(
         end = min(first + chunk_tiles, tiles)
         sizes = (sources, targets, members, tiles, first, end, chunk)
         logit_backward[(triton.cdiv(end - first, logit_run), replicas)](
-            grad, *tables, coefficient, order.row, order.other, order.member, scale,
+            grad, *tables, coefficient, *order.walk, scale,
             rows.messages, rows.mean, d_t, carries.messages, carries.mean, d_logit,
             *sizes, logit_run, **logit, **flags,
         )  # fmt: skip
         hidden_backward[(triton.cdiv(end - first, hidden_run), replicas)](
-            source_gate, target_gate, mean_gate, weight, coefficient, order.row, order.other, order.member,
+            source_gate, target_gate, mean_gate, weight, coefficient, *order.walk,
             rows.source_gate, rows.target_gate, rows.mean_gate, d_t,
             carries.source_gate, carries.target_gate, carries.mean_gate, d_logit,
             *sizes, hidden_run, **hidden, **flags,

@@ -15,7 +15,7 @@ logits to the hidden layer, and the weights. What passes between them is the log
 import triton
 import triton.language as tl
 
-from nsr.kernels.tiles import gelu_parts, load_rows, product, split, store_rows, tile_members, tile_rows
+from nsr.kernels.tiles import gelu_parts, load_rows, product, sigmoid, split, store_rows, tile_members, tile_rows
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def load_gate(
         else:
             w1, w2, w3 = load_weight(w_ptr, n, k, WIDTH)
         logit = product(q1, q2, q3, tl.trans(w1), tl.trans(w2), tl.trans(w3), logit, TERMS)
-    return tl.sigmoid(logit)
+    return sigmoid(logit)
 
 
 @triton.jit
@@ -95,6 +95,8 @@ def sum_forward(
     row_ptr,
     other_ptr,
     member_ptr,
+    rank_ptr,
+    ranked_ptr,
     scale_ptr,
     out_ptr,
     carry_ptr,
@@ -118,7 +120,7 @@ def sum_forward(
     kept = keep_weight(w_ptr, n, WIDTH, BLOCK_K, True)
     begin = tl.program_id(0) * tiles_per_program
     for tile in range(begin, tl.minimum(begin + tiles_per_program, tiles)):
-        rows = tile_rows(row_ptr, tile, members, replica, targets, tiles, BLOCK_E)
+        rows = tile_rows(rank_ptr, tile, members, replica, targets, tiles, BLOCK_E)
         row, other, member, inside = tile_members(row_ptr, other_ptr, member_ptr, tile, members, BLOCK_E)
         source, target = other + replica * sources, row + replica * targets
         g = load_gate(
@@ -127,7 +129,7 @@ def sum_forward(
         t = load_coefficient(t_ptr, member, n, WIDTH, HEADS)
         z = load_rows(m_ptr, source, n, WIDTH) - t * load_rows(u_ptr, target, n, WIDTH)
         value = tl.where(inside[:, None], g * z * tl.load(scale_ptr + row)[:, None], 0.0)
-        store_rows(rows, value, out_ptr, carry_ptr, WIDTH, n, WIDTH)
+        store_rows(rows, ranked_ptr, value, out_ptr, carry_ptr, WIDTH, n, WIDTH)
 
 
 @triton.jit
@@ -144,6 +146,8 @@ def logit_backward(
     row_ptr,
     other_ptr,
     member_ptr,
+    rank_ptr,
+    ranked_ptr,
     scale_ptr,
     d_m_ptr,
     d_u_ptr,
@@ -183,10 +187,10 @@ def logit_backward(
         row, other, member, inside = tile_members(row_ptr, other_ptr, member_ptr, tile, members, BLOCK_E)
         if BY_SOURCE:
             source, target = row, other
-            rows = tile_rows(row_ptr, tile, members, replica, sources, tiles, BLOCK_E)
+            rows = tile_rows(rank_ptr, tile, members, replica, sources, tiles, BLOCK_E)
         else:
             source, target = other, row
-            rows = tile_rows(row_ptr, tile, members, replica, targets, tiles, BLOCK_E)
+            rows = tile_rows(rank_ptr, tile, members, replica, targets, tiles, BLOCK_E)
         scale = tl.load(scale_ptr + target)
         source += replica * sources
         target += replica * targets
@@ -212,9 +216,9 @@ def logit_backward(
                     d_t_at = d_t_ptr + (replica * members + member) * HEADS + h
                     tl.atomic_add(d_t_at, -share, mask=inside, sem="relaxed")
             if BY_SOURCE:
-                store_rows(rows, d_z, d_m_ptr, carry_m_ptr, WIDTH, n, WIDTH)
+                store_rows(rows, ranked_ptr, d_z, d_m_ptr, carry_m_ptr, WIDTH, n, WIDTH)
             else:
-                store_rows(rows, -t * d_z, d_u_ptr, carry_u_ptr, WIDTH, n, WIDTH)
+                store_rows(rows, ranked_ptr, -t * d_z, d_u_ptr, carry_u_ptr, WIDTH, n, WIDTH)
 
 
 @triton.jit
@@ -227,6 +231,8 @@ def hidden_backward(
     row_ptr,
     other_ptr,
     member_ptr,
+    rank_ptr,
+    ranked_ptr,
     d_a_ptr,
     d_b_ptr,
     d_c_ptr,
@@ -262,10 +268,10 @@ def hidden_backward(
         row, other, member, inside = tile_members(row_ptr, other_ptr, member_ptr, tile, members, BLOCK_E)
         if BY_SOURCE:
             source, target = row, other
-            rows = tile_rows(row_ptr, tile, members, replica, sources, tiles, BLOCK_E)
+            rows = tile_rows(rank_ptr, tile, members, replica, sources, tiles, BLOCK_E)
         else:
             source, target = other, row
-            rows = tile_rows(row_ptr, tile, members, replica, targets, tiles, BLOCK_E)
+            rows = tile_rows(rank_ptr, tile, members, replica, targets, tiles, BLOCK_E)
         source += replica * sources
         target += replica * targets
         in_chunk = replica * chunk + (tile - first_tile) * BLOCK_E + tl.arange(0, BLOCK_E)
@@ -287,16 +293,18 @@ def hidden_backward(
             if SCATTER_SOURCE:
                 tl.atomic_add(d_a_ptr + source[:, None] * WIDTH + k[None, :], d_x, mask=mask, sem="relaxed")
             if BY_SOURCE:
-                store_rows(rows, d_x, d_a_ptr, carry_a_ptr, WIDTH, k, WIDTH)
+                store_rows(rows, ranked_ptr, d_x, d_a_ptr, carry_a_ptr, WIDTH, k, WIDTH)
             else:
-                store_rows(rows, d_x, d_b_ptr, carry_b_ptr, WIDTH, k, WIDTH)
+                store_rows(rows, ranked_ptr, d_x, d_b_ptr, carry_b_ptr, WIDTH, k, WIDTH)
                 for h in tl.static_range(HEADS):
                     if NEEDS_T:
                         share = tl.sum(d_x * load_rows(c_ptr, target * HEADS + h, k, WIDTH), 1)
                         d_t_at = d_t_ptr + (replica * members + member) * HEADS + h
                         tl.atomic_add(d_t_at, -share, mask=inside, sem="relaxed")
                     d_c = -tl.load(t_ptr + member * HEADS + h)[:, None] * d_x
-                    store_rows(rows, d_c, d_c_ptr + h * WIDTH, carry_c_ptr + h * WIDTH, HEADS * WIDTH, k, WIDTH)
+                    store_rows(
+                        rows, ranked_ptr, d_c, d_c_ptr + h * WIDTH, carry_c_ptr + h * WIDTH, HEADS * WIDTH, k, WIDTH
+                    )
 
 
 @triton.jit

@@ -27,12 +27,14 @@ def carry_for(out: Tensor, tiles: int) -> Tensor:
     return out.new_empty(out.shape[0], tiles, 2, *out.shape[2:])
 
 
-def finish_rows(order: MemberOrder, carry: Tensor, out: Tensor, block_e: int) -> None:
-    """Add the carry of tiles of ``block_e`` members to the rows of ``out`` that cross their borders."""
+def finish_rows(order: MemberOrder, carry: Tensor, out: Tensor, members_per_tile: int) -> None:
+    """Add the carry of each tile to the rows of ``out`` that cross its borders, and zero the rows without members."""
     replicas, rows = out.shape[:2]
     if not rows:
         return
     width = out[0, 0].numel()
     block = min(256, triton.next_power_of_2(width))
     grid = (rows, triton.cdiv(width, block), replicas)
-    add_carry[grid](order.start, carry, out, rows, carry.shape[1], width, BLOCK_E=block_e, BLOCK_W=block, num_warps=1)
+    add_carry[grid](
+        order.start, carry, out, rows, carry.shape[1], members_per_tile, width, BLOCK_W=block, num_warps=1
+    )  # fmt: skip

@@ -19,7 +19,14 @@ class MemberOrder(NamedTuple):
     other: Tensor  # shape: [E], int32, the other end of each member
     member: Tensor  # shape: [E], int32, its place in the caller's order
     start: Tensor  # shape: [rows + 1], int32, where each row begins
+    rank: Tensor  # shape: [E], int32, number of rows with members before this member's
+    ranked: Tensor  # shape: [rows], int32, the rows with members, ascending; what follows them is arbitrary
     scale: Tensor  # shape: [rows], fp32, K^{-1/2}, 1 for an empty row
+
+    @property
+    def walk(self) -> tuple[Tensor, ...]:
+        """What a kernel that sums over rows reads, in the order in which it takes it."""
+        return self.row, self.other, self.member, self.rank, self.ranked
 
 
 class _Entry(NamedTuple):
@@ -56,7 +63,10 @@ def _sort(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
     rows = torch.arange(num_rows + 1, dtype=torch.int32, device=row.device)
     start = torch.searchsorted(ordered, rows, out_int32=True)
     scale = start.diff().clamp_(min=1).to(torch.float32).rsqrt_()
-    return MemberOrder(ordered, other.to(torch.int32)[member], member.to(torch.int32), start, scale)
+    begins = torch.cat([ordered.new_zeros(min(1, ordered.shape[0])), (ordered.diff() != 0).to(torch.int32)])
+    rank = begins.cumsum(0, dtype=torch.int32)
+    ranked = torch.empty_like(rows[1:]).scatter_(0, rank.long(), ordered)
+    return MemberOrder(ordered, other.to(torch.int32)[member], member.to(torch.int32), start, rank, ranked, scale)
 
 
 def _cacheable(*tensors: Tensor) -> bool:

@@ -8,7 +8,8 @@ from nsr.kernels.launch import carry_for, finish_rows, num_programs
 from nsr.kernels.member_order import MemberOrder, member_order
 from nsr.kernels.moments_kernels import coefficient_backward, weighted_sum
 
-BLOCK_E = 64
+BLOCK_ELEMENTS = 2048  # of the block that a warp sums: 64 registers a thread
+PROGRAMS = 16  # warps a multiprocessor
 
 
 def forward(
@@ -16,8 +17,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """As :func:`nsr.kernels.moments_plain.forward`."""
     order = member_order(target, source, num_targets)
-    energy = coefficient.new_empty(messages.shape[0], num_targets, coefficient.shape[1])  # equal for all replicas
-    return _sum(messages, coefficient, order, num_targets, energy), energy[0]
+    total = _sum(messages, coefficient, order, num_targets)
+    energy = _sum(None, coefficient, order, num_targets)
+    return total, energy.squeeze(0)
 
 
 def backward(
@@ -32,38 +34,36 @@ def backward(
     """As :func:`nsr.kernels.moments_plain.backward`; the sum back to the sources runs over members sorted by source."""
     replicas, sources, width = messages.shape
     members, heads = coefficient.shape
-    d_messages = _sum(grad, coefficient, member_order(source, target, sources), sources, None)
+    d_messages = _sum(grad, coefficient, member_order(source, target, sources), sources)
     if not needs_coefficient:
         return d_messages, None
     d_coefficient = torch.empty_like(coefficient)
     if members:
-        coefficient_backward[(triton.cdiv(members, BLOCK_E),)](
+        coefficient_backward[(triton.cdiv(members, 64),)](
             grad, grad_energy, messages, coefficient, source, target, d_coefficient,
             replicas, sources, grad.shape[1], members,
-            HEADS=heads, HEAD_WIDTH=width // heads, BLOCK_E=BLOCK_E,
+            HEADS=heads, HEAD_WIDTH=width // heads, BLOCK_E=64,
             BLOCK_D=min(128, triton.next_power_of_2(width // heads)),
         )  # fmt: skip
     return d_messages, d_coefficient
 
 
-def _sum(x: Tensor, coefficient: Tensor, order: MemberOrder, rows: int, energy: Tensor | None) -> Tensor:
-    """``sum_i t_i x_i`` over the members of each row; with ``energy``, ``sum_i t_i^2`` into it."""
-    replicas, others, width = x.shape
+def _sum(x: Tensor | None, coefficient: Tensor, order: MemberOrder, rows: int) -> Tensor:
+    """``sum_i t_i x_i`` over the members of each row; without ``x``, ``sum_i t_i^2`` as one replica of width ``H``."""
     members, heads = coefficient.shape
-    out = x.new_empty(replicas, rows, width)
-    tiles = triton.cdiv(members, BLOCK_E)
-    carry = carry_for(out, tiles)
-    energy_carry = carry if energy is None else carry_for(energy, tiles)
-    block = min(128, triton.next_power_of_2(width))
-    if tiles:
-        run = triton.cdiv(tiles, num_programs(x.device, 8))
-        weighted_sum[(triton.cdiv(tiles, run), triton.cdiv(width, block), replicas)](
-            x, coefficient, order.row, order.other, order.member, out, carry,
-            out if energy is None else energy, energy_carry,
-            rows, others, members, tiles, run,
-            WIDTH=width, HEADS=heads, BLOCK_E=BLOCK_E, BLOCK_D=block, ENERGY=energy is not None,
+    replicas, others, width = (1, 0, heads) if x is None else x.shape
+    out = coefficient.new_empty(replicas, rows, width)
+    block_d = min(128, triton.next_power_of_2(width))
+    block_e = min(128, BLOCK_ELEMENTS // block_d)
+    blocks = triton.cdiv(members, block_e)
+    run = block_e * max(1, triton.cdiv(blocks, num_programs(out.device, PROGRAMS)))
+    programs = triton.cdiv(members, run)
+    carry = carry_for(out, programs)
+    if members:
+        weighted_sum[(programs, triton.cdiv(width, block_d), replicas)](
+            coefficient if x is None else x, coefficient, order.other, order.member, order.rank, order.ranked,
+            out, carry, rows, others, members, run,
+            WIDTH=width, HEADS=heads, BLOCK_E=block_e, BLOCK_D=block_d, ENERGY=x is None, num_warps=1,
         )  # fmt: skip
-    finish_rows(order, carry, out, BLOCK_E)
-    if energy is not None:
-        finish_rows(order, energy_carry, energy, BLOCK_E)
+    finish_rows(order, carry, out, run)
     return out

@@ -17,45 +17,40 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def tile_rows(row_ptr, tile, members, replica, rows, tiles, BLOCK_E: tl.constexpr):
-    """The rows of a tile, for :func:`store_rows`: each member's row and rank, the last rank, what crosses a border."""
-    j = tl.arange(0, BLOCK_E)
+def tile_rows(rank_ptr, tile, members, replica, rows, tiles, BLOCK_E: tl.constexpr):
+    """The rows of a tile, for :func:`store_rows`: the members' ranks, the first and the last, what crosses a border."""
     begin = tile * BLOCK_E
     end = tl.minimum(begin + BLOCK_E, members)
-    inside = begin + j < members
-    row = tl.load(row_ptr + begin + j, mask=inside, other=-1)
-    previous = tl.load(row_ptr + begin + j - 1, mask=inside & (j > 0), other=-1)
-    rank = tl.cumsum(((row != previous) & inside & (j > 0)).to(tl.int32), 0)
-    rank = tl.where(inside, rank, -1)
-    last = tl.max(rank, 0)
-    before = tl.load(row_ptr + begin - 1, mask=begin > 0, other=-1)
-    after = tl.load(row_ptr + end, mask=end < members, other=-1)
-    # Rank 0 continues a row of the tile before where `left` is 1; rank `right` goes on in the next tile.
-    left = (before == tl.load(row_ptr + begin)).to(tl.int32)
-    right = tl.where(after == tl.load(row_ptr + end - 1), last, -1)
-    return row, rank, last, left, right, replica * rows, (replica * tiles + tile) * 2
+    at = begin + tl.arange(0, BLOCK_E)
+    rank = tl.load(rank_ptr + at, mask=at < members, other=-1)
+    first = tl.load(rank_ptr + begin)
+    last = tl.load(rank_ptr + end - 1)
+    # The first rank continues a row of the tile before where `left` is 1; the rank `right` goes on in the next tile.
+    left = (tl.load(rank_ptr + begin - 1, mask=begin > 0, other=-1) == first).to(tl.int32)
+    right = tl.where(tl.load(rank_ptr + end, mask=end < members, other=-1) == last, last, -1)
+    return rank, first, last, left, right, replica * rows, (replica * tiles + tile) * 2
 
 
 @triton.jit
-def rank_places(tile_rows, first_rank, BLOCK_R: tl.constexpr):
+def rank_places(tile_rows, ranked_ptr, first_rank, BLOCK_R: tl.constexpr):
     """Of ``BLOCK_R`` ranks: the 0-1 matrix, their rows in the table, their rows in the carry, and which go where."""
-    row, rank, _, left, right, first_row, first_slot = tile_rows
+    rank, first, last, left, right, first_row, first_slot = tile_rows
     r = first_rank + tl.arange(0, BLOCK_R)
     selects = rank[None, :] == r[:, None]  # shape: [rank, member]
-    row_of_rank = tl.max(tl.where(selects, row[None, :], -1), 1)
-    to_right = (r == right) & (r >= left)
-    crosses = (r < left) | to_right
-    whole = (row_of_rank >= 0) & ~crosses
-    return selects, first_row + row_of_rank, first_slot + to_right, whole, crosses
+    row = first_row + tl.load(ranked_ptr + r, mask=r <= last, other=0)
+    to_right = (r == right) & (r >= first + left)
+    crosses = (r < first + left) | to_right
+    whole = (r <= last) & ~crosses
+    return selects, row, first_slot + to_right, whole, crosses
 
 
 @triton.jit
-def store_rows(tile_rows, values, out_ptr, carry_ptr, stride, column, WIDTH: tl.constexpr):
+def store_rows(tile_rows, ranked_ptr, values, out_ptr, carry_ptr, stride, column, WIDTH: tl.constexpr):
     """Sum ``values`` over each row of the tile into ``out``, or into the carry where the row crosses the border."""
     v1, v2, v3 = split(values)
     inside = column < WIDTH
-    for first_rank in range(0, tile_rows[2] + 1, 16):
-        selects, out_row, carry_row, whole, crosses = rank_places(tile_rows, first_rank, 16)
+    for first_rank in range(tile_rows[1], tile_rows[2] + 1, 16):
+        selects, out_row, carry_row, whole, crosses = rank_places(tile_rows, ranked_ptr, first_rank, 16)
         selects = selects.to(tl.float32).to(tl.bfloat16)
         sums = dot(selects, v3, tl.zeros([16, values.shape[1]], tl.float32))
         sums = dot(selects, v2, sums)
@@ -89,7 +84,7 @@ def load_rows(table_ptr, row, column, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def add_carry(start_ptr, carry_ptr, out_ptr, rows, tiles, stride, BLOCK_E: tl.constexpr, BLOCK_W: tl.constexpr):
+def add_carry(start_ptr, carry_ptr, out_ptr, rows, tiles, members_per_tile, stride, BLOCK_W: tl.constexpr):
     """Finish the rows that cross a tile's border, and zero those without members; one row a program."""
     row = tl.program_id(0)
     replica = tl.program_id(2).to(tl.int64)
@@ -97,8 +92,8 @@ def add_carry(start_ptr, carry_ptr, out_ptr, rows, tiles, stride, BLOCK_E: tl.co
     inside = column < stride
     begin = tl.load(start_ptr + row)
     end = tl.load(start_ptr + row + 1)
-    first = begin // BLOCK_E
-    last = (end - 1) // BLOCK_E
+    first = begin // members_per_tile
+    last = (end - 1) // members_per_tile
     out_ptr += (replica * rows + row) * stride
     if begin == end:
         tl.store(out_ptr + column, tl.zeros([BLOCK_W], tl.float32), mask=inside)
@@ -115,13 +110,46 @@ def add_carry(start_ptr, carry_ptr, out_ptr, rows, tiles, stride, BLOCK_E: tl.co
 
 
 @triton.jit
+def upper_half(x):
+    """The upper 16 bits of an fp32 block as bf16, and what they leave; bit operations only, no conversion unit."""
+    bits = x.to(tl.int32, bitcast=True)
+    rest = x - (bits & -65536).to(tl.float32, bitcast=True)
+    return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True), rest
+
+
+@triton.jit
 def split(x):
     """Three bf16 terms whose sum is the fp32 ``x``."""
-    first = x.to(tl.bfloat16)
-    rest = x - first.to(tl.float32)
-    second = rest.to(tl.bfloat16)
-    third = (rest - second.to(tl.float32)).to(tl.bfloat16)
+    first, rest = upper_half(x)
+    second, rest = upper_half(rest)
+    third, _ = upper_half(rest)
     return first, second, third
+
+
+@triton.jit
+def exp2(x):
+    """``2^x`` in one instruction (2 ulp; 0 below 2^-126)."""
+    if INTERPRETED:
+        y = tl.exp2(x)
+    else:
+        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return y
+
+
+@triton.jit
+def reciprocal(x):
+    """``1 / x`` in one instruction (1 ulp)."""
+    if INTERPRETED:
+        y = 1.0 / x
+    else:
+        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return y
+
+
+@triton.jit
+def sigmoid(x):
+    """``1 / (1 + e^-x)``."""
+    return reciprocal(1.0 + exp2(-1.4426950408889634 * x))
 
 
 @triton.jit
@@ -154,8 +182,8 @@ def gelu_parts(x):
     The error function is Abramowitz and Stegun's 7.1.26: within 1.5e-7 of the exact one, fp32's own rounding, and it
     shares its exponential with the density.
     """
-    density = tl.exp(-0.5 * x * x)
-    k = 1.0 / (1.0 + 0.2316418882 * tl.abs(x))  # 0.3275911 / sqrt(2)
+    density = exp2(-0.7213475204444817 * x * x)  # e^(-x^2 / 2)
+    k = reciprocal(1.0 + 0.2316418882 * tl.abs(x))  # 0.3275911 / sqrt(2)
     tail = k * (0.127414796 + k * (-0.142248368 + k * (0.7107068705 + k * (-0.7265760135 + k * 0.5307027145))))
     tail *= density
     cdf = tl.where(x >= 0, 1.0 - tail, tail)

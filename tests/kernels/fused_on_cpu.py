@@ -1,0 +1,99 @@
+"""Run the fused kernels under Triton's interpreter and print how far they are from the plain twin in fp64, as JSON.
+
+A program of its own, because Triton decides when a kernel is defined whether it is interpreted:
+``TRITON_INTERPRET=1 python fused_on_cpu.py``.
+"""
+
+import json
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsr.kernels import gated_residual_sum, gated_sum_fused, path_for, segment_direction
+
+NAMES = ("messages", "source_gate", "target_gate", "mean", "mean_gate", "weight", "bias", "coefficient")
+
+
+@dataclass
+class Case:
+    target: Tensor
+    rows: int
+    sources: int = 7
+    width: int = 16
+    heads: int = 1
+    replicas: int = 0
+    precision: str = "fp32"
+    deterministic: bool = False
+    free_mean: bool = False  # any direction in place of the members' own, which leaves a single member no residual
+    narrow_blocks: bool = False  # blocks so small that a layer takes several, and chunks of one tile
+
+
+def cases() -> dict[str, Case]:
+    """Fresh random graphs; members do not come sorted, and 150 is no multiple of a tile."""
+    some = torch.randint(0, 40, (150,))
+    return {
+        "empty rows": Case(some.where(some < 25, 3), 45),
+        "one member a row": Case(torch.randperm(90), 90, free_mean=True),
+        "one row has all": Case(torch.full((150,), 2), 5),
+        "whole tiles": Case(torch.arange(128) // 32, 4, deterministic=True),
+        "no members": Case(torch.empty(0, dtype=torch.int64), 3, deterministic=True),
+        "heads, replicas": Case(some[:100], 40, width=48, heads=3, replicas=2),
+        "heads, replicas, deterministic": Case(some[:100], 40, width=48, heads=3, replicas=2, deterministic=True),
+        "wide": Case(some, 40, width=48, narrow_blocks=True),
+        "wide, deterministic": Case(some[:100], 40, width=48, heads=2, deterministic=True, narrow_blocks=True),
+        "tf32": Case(some, 40, precision="tf32"),
+        "bf16": Case(some, 40, precision="bf16"),
+    }
+
+
+def errors(case: Case) -> dict[str, float]:
+    """Relative errors of the result and of each gradient, the direction computed inside."""
+    lead = (case.replicas,) if case.replicas else ()
+    members, width, heads = case.target.shape[0], case.width, case.heads
+    shapes = ((case.sources, width), (case.sources, width), (case.rows, width), (case.rows, heads, width))
+    drawn = [torch.randn(*lead, *shape) for shape in shapes]
+    drawn += [torch.randn(*lead, width, width) / width**0.5, torch.randn(*lead, width) - 2]
+    free_mean = torch.randn(*lead, case.rows, width)
+    source = torch.randint(0, case.sources, (members,))
+    coefficient, weights = torch.randn(members, heads), torch.randn(*lead, case.rows, width)
+    if members:
+        coefficient[case.target == case.target[0]] = 0  # a row that the projection leaves as it is
+
+    def run(dtype: torch.dtype, **options: object) -> list[Tensor]:
+        tables = [x.to(dtype, copy=True).requires_grad_() for x in drawn]
+        t = coefficient.to(dtype, copy=True).requires_grad_()
+        if case.free_mean:
+            mean = free_mean.to(dtype, copy=True).requires_grad_()
+        else:
+            mean = segment_direction(tables[0], source, case.target, t, case.rows, fused=options.get("fused"))
+        mean.retain_grad()
+        arguments = (*tables[:3], mean, *tables[3:])
+        out = gated_residual_sum(*arguments, source, case.target, t, **options)
+        (out * weights.to(dtype)).sum().backward()
+        return [out.detach(), *(x.grad for x in arguments), t.grad]
+
+    assert path_for(drawn[0], coefficient, fused=True).startswith("fused")
+    fast = run(torch.float32, fused=True, precision=case.precision, deterministic=case.deterministic)
+    exact = run(torch.float64, fused=False)
+    return {
+        name: float((a.double() - b).norm() / b.norm().clamp(min=1e-30))
+        for name, a, b in zip(("out", *NAMES), fast, exact, strict=True)
+    }
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    tilings = {name: getattr(gated_sum_fused, name) for name in ("FORWARD", "LOGIT", "HIDDEN", "WEIGHT")}
+    results = {}
+    for name, case in cases().items():
+        for tiling, value in tilings.items():
+            small = value._replace(block_d=32, block_k=16) if case.narrow_blocks else value
+            setattr(gated_sum_fused, tiling, small)
+        gated_sum_fused.CHUNK_ELEMENTS = 1 if case.narrow_blocks else 1 << 23
+        results[name] = errors(case)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -195,6 +195,17 @@ def test_autocast_follows_full_precision(rule, family, dtype):
 
 
 @every_rule
+def test_a_model_cast_to_bfloat16_runs(rule):
+    model = make()
+    vit = MergedViT(model, rule, TokenResidual()).eval()
+    train_a_little(vit)
+    full = vit.forward_features(images(model))
+    half = vit.bfloat16().forward_features(images(model).bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - full).abs().median() < 0.2 * full.abs().median()
+
+
+@every_rule
 def test_every_new_parameter_receives_a_gradient(rule):
     model = make()
     vit = MergedViT(model, rule, TokenResidual()).train()

@@ -7,8 +7,8 @@ through its own sub-modules, so LayerScale, DropPath, q/k norms, gates and dropo
 from typing import NamedTuple
 
 import torch
-from timm.layers import Attention, PatchDropout, PatchEmbed
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.layers import PatchDropout, PatchEmbed
+from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 
 from nsr.tokens.attention import biased_attention

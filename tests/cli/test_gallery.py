@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from nsr.cli import app
@@ -13,6 +12,7 @@ from nsr.experiments.segmentation import SegmentationLab
 from nsr.experiments.segmentation_cells import SegmentationCell
 from nsr.experiments.segmentation_model import make_segmenter
 from nsr.experiments.segmentation_task import TASKS
+from nsr.tokens import save_segmenter
 
 CELLS = [("none", "1.0x", "original"), ("tome", "3.4x", "original"), ("tome", "3.4x", "nsr")]
 
@@ -26,7 +26,7 @@ def outputs(tmp_path: Path) -> Path:
         cell = SegmentationCell(merger, point, variant)
         model = make_segmenter(task, task.rule(merger, point), variant, lab.shared(0), 0, tmp_path)
         lab.weights_of(cell).parent.mkdir(parents=True, exist_ok=True)
-        save_file(model.state_dict(), lab.weights_of(cell))
+        save_segmenter(model, lab.weights_of(cell))
     return tmp_path / "outputs"
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsr.experiments import record
-from nsr.experiments.lock import locked
+from nsr.experiments.lock import Taken, locked
 from nsr.experiments.record import Record
 from nsr.training import interruption
 
 
 @contextmanager
-def attempt(results: Path, planned: Sequence[Record]) -> Iterator[None]:
+def attempt(results: Path, planned: Sequence[Record], *, again: bool = False) -> Iterator[None]:
     """Hold the results of runs that are made together; if they fail, write down that they did and why.
 
     Requests to stop are noticed within: see :mod:`nsr.training.interruption`. A stopped run leaves no record, because
@@ -23,14 +23,19 @@ def attempt(results: Path, planned: Sequence[Record]) -> Iterator[None]:
     Args:
         results: Where records go.
         planned: What each run will be recorded as, but for metrics, seconds and status.
+        again: Whether runs that have been made already may be made again.
 
     Raises:
-        ValueError: Another process is at one of the runs, or the disk is full.
+        Taken: Another process is at one of the runs, or has just made it.
+        ValueError: The disk is full, or a file is gone.
     """
     begin = time.perf_counter()
     with ExitStack() as held:
         for one in planned:
-            held.enter_context(locked(record.path_of(results, one.experiment, one.cell)))
+            path = record.path_of(results, one.experiment, one.cell)
+            held.enter_context(locked(path))
+            if not again and record.exists(results, one.experiment, one.cell, one.config):
+                raise Taken(f"{path} has been made by another process in the meantime.")
         held.enter_context(interruption.noticed())
         try:
             yield

@@ -31,10 +31,13 @@ class Keeper:
         path: Where to keep them; ``None`` keeps nothing.
         configuration: What makes a checkpoint that of this run.
         every: Seconds between two.
+        writes: Whether this process writes them; of several that make one run, one does and all resume.
     """
 
-    def __init__(self, path: Path | None, configuration: dict[str, Any], every: float = 60.0) -> None:
-        self.path, self.configuration, self.every = path, configuration, every
+    def __init__(
+        self, path: Path | None, configuration: dict[str, Any], every: float = 60.0, writes: bool = True
+    ) -> None:
+        self.path, self.configuration, self.every, self.writes = path, configuration, every, writes
         self._saved = time.monotonic()
 
     def resume(self) -> tuple[State, int] | None:
@@ -43,7 +46,7 @@ class Keeper:
 
     def keep(self, state: Callable[[], State], epoch: int) -> None:
         """Write a checkpoint after ``epoch`` epochs if it is time to. ``state`` is asked only then."""
-        if self.path is None:
+        if self.path is None or not self.writes:
             return
         if interruption.requested() or time.monotonic() - self._saved >= self.every:
             save(self.path, state(), self.configuration, epoch)
@@ -51,7 +54,7 @@ class Keeper:
 
     def finish(self) -> None:
         """The run is over: remove its checkpoints."""
-        if self.path is not None:
+        if self.path is not None and self.writes:
             remove(self.path)
 
 

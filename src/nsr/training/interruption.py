@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+import torch
+
+from nsr.training.distributed import Group
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _requested: int | None = None
 
@@ -49,6 +53,13 @@ def noticed() -> Iterator[None]:
 def requested() -> bool:
     """Whether this process has been asked to stop."""
     return _requested is not None
+
+
+def share(group: Group) -> None:
+    """Let a request to one process of a group be one to all, so that they leave at the same place."""
+    global _requested
+    if group.size > 1 and int(group.sum(torch.tensor(int(requested()), device=group.device))) and not requested():
+        _requested = signal.SIGTERM
 
 
 def leave_if_requested() -> None:

@@ -20,18 +20,24 @@ def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
     return rows @ logits @ columns.T
 
 
-def pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def pixel_cross_entropy(logits: Tensor, labels: Tensor, pixels: Tensor | None = None) -> Tensor:
     """Mean over the pixels that are not ignored, in fp32; 0 if all are.
 
     Args:
         logits: On the patch grid, ``[B, K, h, w]``.
         labels: ``[B, H, W]``, int64.
+        pixels: What to divide the sum by, where this batch is a part of a larger one; see :func:`counted_pixels`.
     """
     height, width = labels.shape[-2:]
-    pixels = upsample(logits.float(), (height, width))
+    logits = upsample(logits.float(), (height, width))
     # summed here, because the reductions built into the loss are not deterministic on CUDA
-    total = F.cross_entropy(pixels, labels, ignore_index=IGNORE, reduction="none").sum()
-    return total / (labels != IGNORE).sum().clamp(min=1)
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="none").sum()
+    return total / (counted_pixels(labels) if pixels is None else pixels).clamp(min=1)
+
+
+def counted_pixels(labels: Tensor) -> Tensor:
+    """How many are not ignored, a scalar."""
+    return (labels != IGNORE).sum()
 
 
 @cache

@@ -87,6 +87,7 @@ def train_sampled(
         group: The processes.
         watch: Told the number of steps done and the loss of the last one, on this process.
     """
+    group.share(protocol.batch)  # refused before any process waits for another
     model.to(group.device).train()
     shared = parallel(model, group)
     optimizer = torch.optim.Adam(shared.parameters(), lr=protocol.lr)

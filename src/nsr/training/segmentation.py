@@ -12,13 +12,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsr.tokens.segmenter import Segmenter
-from nsr.training.pixel_loss import pixel_cross_entropy
+from nsr.training import interruption
+from nsr.training.distributed import ALONE, Group, parallel
+from nsr.training.pixel_loss import counted_pixels, pixel_cross_entropy
 from nsr.training.segmentation_feed import Feed
 from nsr.training.streamed import StreamedStep
 
@@ -78,10 +81,21 @@ class SegmentationTrainer:
         feed: Its batches.
         protocol: How to train.
         capture: Whether to capture the step in a CUDA graph. The model's shapes must not depend on the image.
+        group: The processes that share each batch; their feeds give each its share.
     """
 
-    def __init__(self, model: Segmenter, feed: Feed, protocol: SegmentationProtocol, *, capture: bool) -> None:
-        self.model, self.feed, self.protocol = model, feed, protocol
+    def __init__(
+        self,
+        model: Segmenter,
+        feed: Feed,
+        protocol: SegmentationProtocol,
+        *,
+        capture: bool,
+        group: Group = ALONE,
+    ) -> None:
+        assert not (capture and group.size > 1), "gradients are exchanged by the host"
+        self.model, self.feed, self.protocol, self.group = model, feed, protocol, group
+        self.patch_logits = parallel(_PatchLogits(model), group)
         self.epoch = 0
         self.total = protocol.epochs * feed.steps
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -143,7 +157,8 @@ class SegmentationTrainer:
         }
         model = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         scaling = {f"scaler.{name}": torch.tensor(value) for name, value in self.scaler.state_dict().items()}
-        return {**model, **moments, **scaling, "step_count": self.step_count, "random": torch.get_rng_state()}
+        counters = {"step_count": self.step_count, "loss_sum": self.loss_sum, "random": torch.get_rng_state()}
+        return {**model, **moments, **scaling, **counters}
 
     def load_state(self, state: dict[str, Tensor], epoch: int) -> None:
         """Go on where :meth:`state` was taken, after ``epoch`` epochs."""
@@ -153,7 +168,7 @@ class SegmentationTrainer:
             raise ValueError(f"The state is of another model: it differs in {', '.join(differing[:4])}.")
         with torch.no_grad():
             for name, value in own.items():
-                if name.startswith(("model.", "optimizer.", "step_count")):
+                if name.startswith(("model.", "optimizer.", "step_count", "loss_sum")):
                     value.copy_(state[name])
         scaling = {name.removeprefix("scaler."): v.item() for name, v in state.items() if name.startswith("scaler.")}
         if scaling:
@@ -165,9 +180,10 @@ class SegmentationTrainer:
         batch = self.feed.batch()
         self.optimizer.zero_grad(set_to_none=True)
         with autocast(self.device, self.protocol.precision):
-            logits = self.model.patch_logits(batch.image)
-        loss = pixel_cross_entropy(logits, batch.labels)
-        self.scaler.scale(loss).backward()
+            logits = self.patch_logits(batch.image)
+        # of the whole batch, whatever each process's share of the pixels that count
+        loss = pixel_cross_entropy(logits, batch.labels, self.group.sum(counted_pixels(batch.labels)))
+        self.scaler.scale(self.group.summed_gradient(loss)).backward()
         self.rate.copy_(poly_rate(self.step_count, self.total, self.protocol))
         with warnings.catch_warnings():
             # true of the steps before the capture, and meant for optimisers that are never captured
@@ -175,7 +191,18 @@ class SegmentationTrainer:
             self.scaler.step(self.optimizer)
         self.scaler.update()
         self.step_count.add_(1)
-        self.loss_sum.add_(loss.detach())
+        self.loss_sum.add_(self.group.sum(loss.detach()))
+
+
+class _PatchLogits(nn.Module):
+    """``Segmenter.patch_logits`` as a forward pass, which is what can be parallel."""
+
+    def __init__(self, model: Segmenter) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.model.patch_logits(image)
 
 
 @dataclass(frozen=True)
@@ -225,12 +252,20 @@ def train(
                 trainer.advance()
         for trainer in active:
             trainer.epoch += 1
+        interruption.share(active[0].group)
+        for trainer in active:
             if after_epoch is not None:
                 after_epoch(trainer)
+        interruption.leave_if_requested()
         epoch = min(trainer.epoch for trainer in trainers)
         last = active[0].protocol.epochs
         if watch is not None and (time.perf_counter() - looked >= every or epoch == last):
             losses = [trainer.mean_loss() for trainer in trainers]
+            if not any(map(isfinite, losses)):
+                raise ValueError(
+                    f"Every loss is {losses[0]} after epoch {epoch} of {last} (step {epoch * active[0].feed.steps}). "
+                    "Try --precision fp32, a lower --lr or a --warmup."
+                )
             looked = time.perf_counter()
             rate = (looked - begin) / (epoch - already) if epoch > already else 0.0
             watch(TrainingProgress(epoch, last, losses, looked - begin, rate * (last - epoch)))

@@ -23,6 +23,7 @@ from nsr.data.segmentation.resident import (
 )
 from nsr.data.segmentation.split import Split
 from nsr.data.segmentation.workers import worker_batches
+from nsr.training.distributed import ALONE, Group
 
 
 class Feed(Protocol):
@@ -49,21 +50,33 @@ class EpochDraws:
         batch: Crops in a step; what does not fill a step is left out of that epoch.
         seed: Of the run.
         photometric: Whether to distort colours too.
+        group: The processes that share each step; ``self.batch`` is the share of this one.
     """
 
     def __init__(
-        self, sizes: np.ndarray, window: tuple[int, int], batch: int, seed: int, photometric: bool = False
+        self,
+        sizes: np.ndarray,
+        window: tuple[int, int],
+        batch: int,
+        seed: int,
+        photometric: bool = False,
+        group: Group = ALONE,
     ) -> None:
-        self.sizes, self.window, self.batch, self.seed, self.photometric = sizes, window, batch, seed, photometric
+        self.sizes, self.window, self.seed, self.photometric, self.group = sizes, window, seed, photometric, group
+        self.batch = group.share(batch)
         self.steps = len(sizes) // batch
         if self.steps == 0:
             raise ValueError(f"A batch of {batch} needs at least as many images; the split has {len(sizes)}.")
 
     def draw(self, epoch: int) -> tuple[Tensor, Tensor | None]:
         """``[steps · batch, 6]`` and ``[steps · batch, 5]``."""
-        count = self.steps * self.batch
+        count = self.steps * self.batch * self.group.size
         crops = epoch_crops(self.sizes, self.window, self.seed, epoch)[:count]
-        return crops, epoch_colours(count, self.seed, epoch) if self.photometric else None
+        colours = epoch_colours(count, self.seed, epoch) if self.photometric else None
+        return self._own(crops), None if colours is None else self._own(colours)
+
+    def _own(self, drawn: Tensor) -> Tensor:
+        return drawn.unflatten(0, (self.steps, self.group.size, self.batch))[:, self.group.rank].flatten(0, 1)
 
 
 class ResidentFeed:

@@ -9,6 +9,7 @@ from torch import nn
 from nsr.graph.attach import attach
 from nsr.graph.branch import Source
 from nsr.graph.models import Backbone, GraphModel, Readout, matched_width
+from nsr.training.fused_aggregation import fuse_aggregation
 
 Variant = Literal["original", "nsr", "raw-source", "post-aggregation", "matched"]
 
@@ -28,13 +29,14 @@ def graph_model(
     layers: int,
     dropout: float = 0.0,
     readout: Readout = "node",
+    fuse: bool = False,
 ) -> GraphModel:
     """One model of the paper, initialised from ``seed``; every variant but ``matched`` starts from the same backbone.
 
     Args:
         backbone: The host.
-        variant: ``original``; ``nsr``; the controls ``raw-source`` and ``post-aggregation``; or ``matched``, the original
-            made so wide that it has as many parameters as ``nsr``.
+        variant: ``original``; ``nsr``; the controls ``raw-source`` and ``post-aggregation``; or ``matched``, the
+            original made so wide (in steps of 16) that it has as many parameters as ``nsr``.
         encoder: Makes the input layer of a given width.
         seed: Of the initialisation. The global stream is left as it was.
         width: ``D``.
@@ -42,12 +44,14 @@ def graph_model(
         layers: Message-passing layers.
         dropout: In layers and branches.
         readout: See :class:`nsr.graph.models.GraphModel`.
+        fuse: Let the convs sum by the fused operator; the results are the same.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant is {variant!r}; expected one of {VARIANTS}.")
 
     def plain(width: int) -> GraphModel:
-        return GraphModel(backbone, encoder(width), width, outputs, layers, dropout, readout)
+        model = GraphModel(backbone, encoder(width), width, outputs, layers, dropout, readout)
+        return fuse_aggregation(model) if fuse else model
 
     def branched(source: Source) -> GraphModel:
         model = plain(width)
@@ -56,7 +60,7 @@ def graph_model(
 
     with torch.random.fork_rng(devices=[]):
         if variant == "matched":
-            width = matched_width(plain, parameter_count(branched("residual")))
+            width = matched_width(plain, parameter_count(branched("residual")), multiple=16)
         torch.manual_seed(seed)
         return branched(_SOURCE[variant]) if variant in _SOURCE else plain(width)
 

@@ -6,9 +6,12 @@ own, on any device, in any company, and a run that is resumed at step ``n`` goes
 """
 
 import math
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 # Multipliers of two published integer mixers (murmur3's finaliser and Weyl's golden ratio), as signed 32-bit numbers.
 _MIX_A, _MIX_B, _GOLDEN = -2048144789, -1028477387, -1640531527
@@ -81,7 +84,7 @@ class SeededDropout(nn.Module):
         return torch.where(bits >= threshold, x / (1 - self.p), 0.0)
 
 
-def seed_dropout(model: nn.Module, seed: int) -> nn.Module:
+def seed_dropout(model: M, seed: int) -> M:
     """Put a :class:`SeededDropout` in the place of every ``nn.Dropout`` of ``model``, in place; return the model."""
     sites = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Dropout)]
     for number, (name, module) in enumerate(sites):

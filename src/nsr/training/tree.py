@@ -27,6 +27,7 @@ RULE = PlateauRule("max", rate=1e-3, patience=1000, stop_after=2000, perfect=1.0
 EPOCHS = 50_000
 _SHUFFLE = 1  # what the hash of an epoch's order is for
 _FRESH_SAMPLES = 6400
+SAVE_EVERY = 60.0  # seconds between two checkpoints
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def train_trees(
             Progress(done, epochs, accuracy.tolist(), plateau.best.tolist(), plateau.rate.tolist(), active, now - began)
         )
         out_of_time = max_seconds is not None and now - began > max_seconds
-        if save_to and now - saved > 60:
+        if save_to and now - saved >= SAVE_EVERY:
             checkpoint.save(save_to, trainer.state(), configuration, done)
             saved = now
         if not active:

@@ -1,0 +1,189 @@
+"""Train node classifiers on one graph: the paper's protocol, the splits of a data set as replicas."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch_geometric.nn.conv import GCNConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from nsr.data.node_graph import NodeGraph
+from nsr.graph.models import GraphModel
+from nsr.training import checkpoint
+from nsr.training.capture import CapturedStep
+from nsr.training.node_metrics import accuracy, roc_auc
+from nsr.training.noise import seed_dropout
+from nsr.training.normalisation import preset_normalisation
+from nsr.training.plateau import Plateau, PlateauRule
+from nsr.training.progress import Progress, Watch, nobody
+from nsr.training.replicas import Replicas
+
+EPOCHS = 3000
+EVALUATE_EVERY = 10
+RULE = PlateauRule("max", rate=1e-3, patience=50, stop_after=100, min_rate=1e-6)
+WEIGHT_DECAY = 5e-4
+MAX_NORM = 1.0
+_LOOK_EVERY = 100  # epochs between two looks at the device
+SAVE_EVERY = 60.0  # seconds between two checkpoints
+
+
+@dataclass(frozen=True)
+class NodeOutcome:
+    """What became of each split, at the weights with the best validation metric; a list entry a split.
+
+    Attributes:
+        val: Validation metric.
+        test: Test metric.
+        predictions: Predicted class of every node, ``[S, N]``, int64, on the CPU.
+        best_epoch: When the best was reached.
+        epochs: How many epochs were trained, until the last split had stopped.
+        seconds: Wall time.
+    """
+
+    val: list[float]
+    test: list[float]
+    predictions: Tensor
+    best_epoch: list[int]
+    epochs: int
+    seconds: float
+
+
+def train_nodes(
+    models: Sequence[GraphModel],
+    graph: NodeGraph,
+    splits: Sequence[int],
+    *,
+    seed: int = 42,
+    epochs: int = EPOCHS,
+    rule: PlateauRule = RULE,
+    device: torch.device | str = "cpu",
+    watch: Watch = nobody,
+    save_to: Path | None = None,
+    configuration: dict[str, Any] | None = None,
+) -> NodeOutcome:
+    """Train one model on each of the given splits, as replicas.
+
+    Args:
+        models: One a split, of equal structure.
+        graph: The data set.
+        splits: Which of its splits.
+        seed: Of the dropout, the same for each split as in the paper.
+        epochs: At most so many.
+        rule: Schedule and stopping, in evaluations.
+        device: Where to train.
+        watch: Told where the run stands every hundred epochs.
+        save_to: Where to keep a checkpoint about once a minute; a run that finds one goes on from it.
+        configuration: What makes a checkpoint that of this run.
+    """
+    trainer = _Trainer([seed_dropout(model, seed) for model in models], graph, splits, rule, torch.device(device))
+    configuration = configuration or {}
+    found = checkpoint.load(save_to, configuration) if save_to else None
+    done = 0
+    if found:
+        trainer.load(found[0])
+        done = found[1]
+    began = saved = time.monotonic()
+    while done < epochs:
+        trainer.train()
+        done += 1
+        if done % EVALUATE_EVERY == 0:
+            trainer.evaluate()
+        if done % _LOOK_EVERY and done < epochs:
+            continue
+        plateau, now = trainer.plateau, time.monotonic()
+        active = int(plateau.active.sum())
+        best, rate = plateau.best.tolist(), plateau.rate.tolist()
+        watch(Progress(done, epochs, trainer.val.tolist(), best, rate, active, now - began))
+        if save_to and now - saved >= SAVE_EVERY:
+            checkpoint.save(save_to, trainer.state(), configuration, done)
+            saved = now
+        if not active:
+            break
+    outcome = trainer.outcome(done, time.monotonic() - began)
+    if save_to:
+        save_to.unlink(missing_ok=True)
+    return outcome
+
+
+class _Trainer:
+    """The tensors of a run; its steps read and write them in place."""
+
+    def __init__(
+        self,
+        models: Sequence[GraphModel],
+        graph: NodeGraph,
+        splits: Sequence[int],
+        rule: PlateauRule,
+        device: torch.device,
+    ) -> None:
+        if len(models) != len(splits):
+            raise ValueError(f"Give one model a split; got {len(models)} models and {len(splits)} splits.")
+        self.metric = roc_auc if graph.metric == "roc_auc" else accuracy
+        self.x = torch.from_numpy(graph.features).to(device)
+        self.labels = torch.from_numpy(graph.labels).to(device)
+        self.edge_index = torch.from_numpy(graph.edge_index()).to(device)
+        masks = (graph.train_masks, graph.val_masks, graph.test_masks)
+        train, self.val_mask, self.test_mask = (torch.from_numpy(mask[list(splits)]).to(device) for mask in masks)
+        self.weight = train / train.sum(1, keepdim=True)  # shape: [R, N], the mean over training nodes
+        self._normalise(models)
+        self.replicas = Replicas(models, device)
+        self.plateau = Plateau(rule, len(models), device)
+        self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
+        self.val = torch.zeros(len(models), device=device)
+        self.test = torch.zeros(len(models), device=device)
+        self.train = CapturedStep(self._train, device)
+        self.evaluate = CapturedStep(self._evaluate, device)
+
+    def _normalise(self, models: Sequence[GraphModel]) -> None:
+        """GCN's coefficients depend on the graph alone: compute them once."""
+        members, coefficient = gcn_norm(self.edge_index, num_nodes=len(self.labels), dtype=self.x.dtype)
+        for model in models:
+            for conv in model.modules():
+                if isinstance(conv, GCNConv):
+                    preset_normalisation(conv, members, coefficient)
+
+    def _logits(self, training: bool) -> Tensor:
+        return self.replicas.call(
+            lambda model, x, edge_index: model(x, edge_index),
+            self.x,
+            self.edge_index,
+            in_dims=(None, None),
+            training=training,
+        )  # shape: [R, N, C]
+
+    def _train(self) -> None:
+        logits = self._logits(training=True)
+        labels = self.labels.expand(len(logits), -1)
+        losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")  # shape: [R, N]
+        self.replicas.backward((losses * self.weight).sum(1))
+        self.replicas.adam(self.plateau.rate * self.plateau.active, WEIGHT_DECAY, MAX_NORM)
+
+    @torch.no_grad()
+    def _evaluate(self) -> None:
+        logits = self._logits(training=False)
+        self.val.copy_(self.metric(logits, self.labels, self.val_mask))
+        improved = self.plateau.update(self.val)
+        self.test.copy_(torch.where(improved, self.metric(logits, self.labels, self.test_mask), self.test))
+        self.replicas.keep(self.best, improved)
+
+    @torch.no_grad()
+    def outcome(self, epochs: int, seconds: float) -> NodeOutcome:
+        self.replicas.restore(self.best)
+        predictions = self._logits(training=False).argmax(-1).cpu()
+        best_epoch = (self.plateau.best_evaluation * EVALUATE_EVERY).tolist()
+        return NodeOutcome(self.plateau.best.tolist(), self.test.tolist(), predictions, best_epoch, epochs, seconds)
+
+    def state(self) -> dict[str, Tensor]:
+        parts = {"replicas": self.replicas.state(), "plateau": self.plateau.state()}
+        parts["best"] = {str(number): tensor for number, tensor in enumerate(self.best)}
+        parts["metrics"] = {"val": self.val, "test": self.test}
+        return {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in self.state().items():
+            tensor.data.copy_(state[name])

@@ -206,6 +206,15 @@ class TestRuns:
         weights = whole.model.state_dict()
         assert all(torch.equal(weights[name], value) for name, value in resumed.model.state_dict().items())
 
+    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it
+    def test_compiled_branches_train_alike(self, lab: SegmentationLab, tmp_path: Path) -> None:
+        cells = select_cells(TINY, ["tome", "mpm"], ["1.8x"], ["nsr"])
+        compiled = SegmentationLab(TINY, NOWHERE, tmp_path / "c", torch.device("cpu"), compile_branches=True)
+        for plain, fast in zip(lab.run(cells, TINY.protocol), compiled.run(cells, TINY.protocol), strict=True):
+            assert fast.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-3)
+            assert fast.model.state_dict().keys() == plain.model.state_dict().keys()
+
     def test_trained_weights_come_back(self, lab: SegmentationLab) -> None:
         cell = SegmentationCell("mpm", "1.8x", "nsr")
         (outcome,) = lab.run([cell], TINY.protocol)

@@ -34,6 +34,7 @@ Workers = Annotated[int, typer.Option(min=0, help="Processes that decode images 
 Force = Annotated[bool, typer.Option("--force", help="Run again what has a result.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="The same weights to the bit, run after run.")]
 WithNumerics = Annotated[bool, typer.Option("--numerics", help="Measure the residuals of the NSR models too.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Train with compiled branches: pays off over several runs.")]
 Schedule = Annotated[str, typer.Option(help="MPM's schedules: the paper's, or those of our own search (search).")]
 Search = Annotated[bool, typer.Option(help="Search MPM's schedules too, on training images.")]
 
@@ -77,9 +78,10 @@ def _table_of(task: str) -> Callable[..., None]:
         force: Force = False,
         deterministic: Deterministic = False,
         with_numerics: WithNumerics = False,
+        compile_branches: Compile = False,
         schedule: Schedule = "paper",
     ) -> None:
-        lab = _lab(task, data, outputs, device, workers, force, deterministic)
+        lab = _lab(task, data, outputs, device, workers, force, deterministic, compile_branches)
         lab.task = _scheduled(lab.task, schedule, results)
         changes = {"epochs": epochs, "batch": batch, "lr": lr, "warmup": warmup, "precision": precision}
         _train(lab, merger, point, variant, seed, changes, results, concurrent, force, with_numerics)
@@ -104,9 +106,10 @@ def token_ablation(
     workers: Workers = 4,
     force: Force = False,
     deterministic: Deterministic = False,
+    compile_branches: Compile = False,
 ) -> None:
     """Train the controls: post-merge-only, feature path, spatial path, raw source; results beside the main table's."""
-    lab = _lab(task, data, outputs, device, workers, force, deterministic)
+    lab = _lab(task, data, outputs, device, workers, force, deterministic, compile_branches)
     changes = {"epochs": epochs, "batch": batch, "precision": precision}
     _train(lab, merger, point, variant, seed, changes, results, concurrent, force, with_numerics=False)
 
@@ -154,7 +157,7 @@ def numerics(
     from nsr.experiments.segmentation_cells import select_cells
     from nsr.experiments.segmentation_runs import run_numerics
 
-    lab = _lab(task, data, outputs, device, workers, force, deterministic=False)
+    lab = _lab(task, data, outputs, device, workers, force)
     cells = select_cells(lab.task, _names(merger), _names(point), ["nsr"], _integers(seed))
     run_numerics(lab, cells, results, force=force, say=typer.echo)
 
@@ -174,12 +177,19 @@ def operating_points(
     """Find each merger's setting at each operating point, its cost, and the share of tokens each block merges."""
     from nsr.experiments.segmentation_runs import run_points
 
-    lab = _lab(task, data, outputs, device, workers, force, deterministic=False)
+    lab = _lab(task, data, outputs, device, workers, force)
     run_points(lab, _names(merger), _names(point), results, search=search, force=force, say=typer.echo)
 
 
 def _lab(
-    task: str, data: Path | None, outputs: Path, device: str | None, workers: int, force: bool, deterministic: bool
+    task: str,
+    data: Path | None,
+    outputs: Path,
+    device: str | None,
+    workers: int,
+    force: bool,
+    deterministic: bool = False,
+    compile_branches: bool = False,
 ) -> "SegmentationLab":
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
@@ -195,7 +205,15 @@ def _lab(
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: this machine has no CUDA device. Use --device cpu.")
     torch.use_deterministic_algorithms(deterministic)
-    return SegmentationLab(TASKS[task], data or data_folder(), outputs, chosen, workers=workers, resume=not force)
+    return SegmentationLab(
+        TASKS[task],
+        data or data_folder(),
+        outputs,
+        chosen,
+        workers=workers,
+        resume=not force,
+        compile_branches=compile_branches,
+    )
 
 
 def _scheduled(task: "SegmentationTask", schedule: str, results: Path) -> "SegmentationTask":

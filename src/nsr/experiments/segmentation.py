@@ -64,6 +64,8 @@ class SegmentationLab:
         device: Where to train.
         workers: Processes that decode a split too large for the device.
         resume: Whether to go on with unfinished runs.
+        compile_branches: Whether to train with compiled branches: once compiled, one kernel serves every merge event
+            of every model of a variant, whatever its sizes.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class SegmentationLab:
         *,
         workers: int = 4,
         resume: bool = True,
+        compile_branches: bool = False,
     ) -> None:
         self.task, self.folder, self.device, self.workers, self.resume = task, folder, device, workers, resume
+        self.compile_branches = compile_branches
         self.outputs = outputs / task.name
         self.shared = cache(lambda seed: shared_weights(task, seed, folder))
 
@@ -134,6 +138,9 @@ class SegmentationLab:
         rule = self.task.rule(cell.merger, cell.point)
         rule = capturable(rule) if capture else rule
         model = make_segmenter(self.task, rule, cell.variant, weights, cell.seed, self.folder).to(self.device)
+        if self.compile_branches:
+            for branch in model.vit.branches.values():
+                branch.compile(dynamic=True)
         protocol = replace(protocol, seed=cell.seed)
         return SegmentationTrainer(model, self._feed(protocol), protocol, capture=capture)
 
@@ -163,11 +170,11 @@ class SegmentationLab:
         diverged = []
         for cell, trainer, untrained in zip(cells, trainers, before, strict=True):
             begin = time.perf_counter()
-            model, loss = trainer.model, trainer.mean_loss()
+            loss = trainer.mean_loss()
             if not isfinite(loss):
                 diverged.append(cell.name)
                 continue
-            model.vit.merger = self.task.rule(cell.merger, cell.point)  # captured steps train with its twin
+            model = self._at_rest(cell, trainer)
             metrics = {**self._judge(cell, model, trainer.protocol), **untrained, "loss": loss}
             self._keep(cell, model)
             yield Outcome(cell, metrics, seconds + time.perf_counter() - begin, model)
@@ -178,7 +185,12 @@ class SegmentationLab:
         """What is measured before an adapter is trained: NSR starts at zero, so this is compression alone."""
         if cell.variant != "adapter":
             return {}
-        return {"miou_untrained": self._judge(cell, trainer.model, trainer.protocol)["miou"]}
+        return {"miou_untrained": self._judge(cell, self._at_rest(cell, trainer), trainer.protocol)["miou"]}
+
+    def _at_rest(self, cell: SegmentationCell, trainer: SegmentationTrainer) -> Segmenter:
+        """A copy of the model, plain and with the cell's own rule: what trains may be compiled or of fixed length."""
+        rule, weights = self.task.rule(cell.merger, cell.point), trainer.model.state_dict()
+        return make_segmenter(self.task, rule, cell.variant, weights, cell.seed, self.folder).to(self.device)
 
     def _feed(self, protocol: SegmentationProtocol) -> Feed:
         sizes, resident = self.training_data

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nsr.tokens import MergedViT, Segmenter, ToMe, TokenResidual, host
+from nsr.tokens import MergedViT, Segmenter, TokenResidual, ToMe, host
 from nsr.tokens.budget import ViTShape, merge_events
 from nsr.tokens.operating_point import tome_point
 
@@ -43,6 +43,18 @@ def with_residual(size: tuple[int, int]) -> Segmenter:
         for branch in (*model.vit.branches.values(), model.vit.spatial):
             nn.init.trunc_normal_(branch.decoder.weight, std=0.02)  # type: ignore[union-attr, arg-type]
     return model
+
+
+class PatchLogits(nn.Module):
+    """A segmenter up to the logits on its patch grid: upsampling them costs every arm the same and is left out."""
+
+    def __init__(self, segmenter: Segmenter) -> None:
+        super().__init__()
+        self.segmenter = segmenter
+
+    def forward(self, image: Tensor) -> Tensor:
+        """``[B, 3, H, W] -> [B, K, H / 16, W / 16]``."""
+        return self.segmenter.patch_logits(image)
 
 
 class FreeDrop(Segmenter):
@@ -108,7 +120,7 @@ class LiteralToMe(Segmenter):
         return attn.proj(x), k.mean(1)  # type: ignore[operator]
 
     def _merge(self, x: Tensor, metric: Tensor) -> Tensor:
-        batch, tokens, width = x.shape
+        batch, tokens, _ = x.shape
         r = min(self.r, (tokens - 1) // 2)
         if r == 0:
             return x

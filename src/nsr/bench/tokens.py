@@ -1,7 +1,7 @@
 """``nsr bench tokens``: images a second of merged ViTs, with and without NSR, against every honest peer.
 
-All arms are DeiT-Tiny/16 segmenters with logits at the image's resolution, in bf16 on a GPU and fp32 on a CPU, timed
-interleaved in one process:
+All arms are DeiT-Tiny/16 segmenters up to their logits on the patch grid (upsampling them costs every arm the same), in
+bf16 on a GPU and fp32 on a CPU, timed interleaved in one process:
 
 * the full model, eager, compiled, and compiled and captured in a CUDA graph (the reference of every ratio);
 * the limit: the same schedule of token counts with tokens dropped for free;
@@ -21,6 +21,7 @@ from nsr.bench import token_models as models
 from nsr.bench.interleaved import interleaved, peak_memory
 from nsr.bench.token_stages import stage_times
 from nsr.experiments.record import Record, command_line, environment
+from nsr.tokens import Segmenter
 from nsr.tokens.optimize import optimize
 
 REFERENCE = "full, compiled and captured"
@@ -53,6 +54,7 @@ def bench_tokens(device: torch.device, cases: tuple[Case, ...], *, machine: str,
     begin = time.perf_counter()
     metrics: dict[str, Any] = {}
     for case in cases:
+        torch.compiler.reset()  # one model more in the compiler's cache of a function and it would fall back to eager
         metrics[f"{case.size[0]}x{case.size[1]} batch {case.batch}"] = _measure(case, device, quick)
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -79,7 +81,7 @@ def _measure(case: Case, device: torch.device, quick: bool) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     for name, build, ways in _arms(on_gpu, quick):
         torch.manual_seed(0)
-        model = build(case.size).to(device, dtype).eval().requires_grad_(False)
+        model = models.PatchLogits(build(case.size)).to(device, dtype).eval().requires_grad_(False)
         for way in ways:
             arms[f"{name}, {way}"] = arm = _prepare(model, way, case, image)
             memory[f"{name}, {way}"] = peak_memory(arm, device)
@@ -99,7 +101,7 @@ def _measure(case: Case, device: torch.device, quick: bool) -> dict[str, Any]:
     return result
 
 
-def _arms(on_gpu: bool, quick: bool) -> list[tuple[str, Callable[[tuple[int, int]], nn.Module], list[str]]]:
+def _arms(on_gpu: bool, quick: bool) -> list[tuple[str, Callable[[tuple[int, int]], Segmenter], list[str]]]:
     best = ["compiled and captured"] if on_gpu else [] if quick else ["compiled"]
     plain = ["eager"]
     return [

@@ -120,7 +120,7 @@ class TokenBranch(Branch):
         settings, layout = self.settings, plan.layout
         plain = settings.source == "raw" or settings.post_merge_only
         if layout is not None and not plain and not kernels.needs_grad(x, *self.parameters()):
-            return kernels.merge_residual(x, layout, self.weights())
+            return kernels.merge_residual(x, layout, self.weights(), plan.max_merged)
         y = plan.merge(x)
         update, codes = self(plan, x, y)
         return (y if update is None else y + update), codes

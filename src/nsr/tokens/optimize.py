@@ -1,8 +1,8 @@
 """Inference at a fixed batch and image size: compiled, and replayed as one CUDA graph.
 
-A merged ViT is many small launches. At a fixed shape they are recorded once, and a call is one copy of the images and one
-replay. ToMe, PiToMe and DTEM have static shapes; rules whose counts depend on the image (MPM, ALGM) read a length back
-from the device at every event, which no graph can record: they are refused, with the reason.
+A merged ViT is many small launches. At a fixed shape they are recorded once, and a call is one copy of the images and
+one replay. ToMe, PiToMe and DTEM have static shapes; rules whose counts depend on the image (MPM, ALGM) read a length
+back from the device at every event, which no graph can record: they are refused, with the reason.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,8 @@ class Optimized:
         own = self._image
         if image.shape != own.shape or image.dtype != own.dtype or image.device != own.device:
             raise ValueError(
-                f"This model was optimised for {_text(own)}; got {_text(image)}. Optimise another one for that shape, or "
-                "call the model itself."
+                f"This model was optimised for {_text(own)}; got {_text(image)}. Optimise another one for that shape, "
+                "or call the model itself."
             )
         if self._graph is None:
             with torch.inference_mode():

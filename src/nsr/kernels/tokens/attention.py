@@ -25,12 +25,12 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     batch, heads, length, width = q.shape
     out = q.new_empty(batch, length, heads, width)
-    block_q, block_k = (128, 64) if length > 256 else (64, 64)
+    block_q, block_k, stages = (64, 128, 2) if length > 700 else (128, 64, 3) if length > 256 else (64, 32, 3)
     attend[(triton.cdiv(length, block_q), batch * heads)](
         q, k, v, q if bias is None else bias.float().contiguous(), out,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, length, math.log2(math.e) / math.sqrt(width),
         WIDTH=width, BLOCK_D=max(16, triton.next_power_of_2(width)), BLOCK_Q=block_q, BLOCK_K=block_k,
-        BIASED=bias is not None, num_warps=4, num_stages=3,
+        BIASED=bias is not None, num_warps=4, num_stages=stages,
     )  # fmt: skip
     return out
 

@@ -9,6 +9,28 @@ import triton.language as tl
 
 
 @triton.jit
+def list_members(
+    group_ptr, order_ptr, start_ptr, member_ptr, length, num_groups, slots, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """Places of the order that belong to groups of two or more, ascending, then -1; one program a sample."""
+    sample = tl.program_id(0).to(tl.int64)
+    start_ptr += sample * (num_groups + 1)
+    member_ptr += sample * slots
+    i = tl.arange(0, BLOCK_N)
+    # padding comes after the end of the last group
+    inside = i < tl.load(start_ptr + num_groups)
+    token = tl.load(order_ptr + sample * length + i, mask=inside, other=0)
+    group = tl.load(group_ptr + sample * length + token, mask=inside, other=0)
+    start = tl.load(start_ptr + group, mask=inside, other=0)
+    end = tl.load(start_ptr + group + 1, mask=inside, other=0)
+    member = (inside & (end - start > 1)).to(tl.int32)
+    slot = tl.cumsum(member, 0) - 1
+    tl.store(member_ptr + slot, i, mask=(member > 0) & (slot < slots))
+    m = tl.arange(0, BLOCK_M)
+    tl.store(member_ptr + m, tl.full([BLOCK_M], -1, tl.int32), mask=(m >= tl.sum(member, 0)) & (m < slots))
+
+
+@triton.jit
 def lay_out(
     group_ptr,
     size_ptr,

@@ -1,7 +1,7 @@
 """Matching without a matrix in memory: score tiles, and what is reduced from them before the next one.
 
-Cosines are products of the raw features divided by the lengths afterwards: half-precision products are exact in fp32, so
-the scores have fp32's precision at the tensor cores' full rate. A NaN counts as infinity, greater than every number.
+Cosines are products of the raw features divided by the lengths afterwards: half-precision products are exact in fp32,
+so the scores have fp32's precision at the tensor cores' full rate. A NaN counts as infinity, above every number.
 """
 
 import triton
@@ -132,7 +132,7 @@ def load_scores(ptr, at, inside):
 
 @triton.jit
 def rank_scores(score_ptr, order_ptr, count, BLOCK_A: tl.constexpr, BLOCK_B: tl.constexpr):
-    """Positions sorted by descending score, equal ones ascending. A score's rank is the number of scores ahead of it."""
+    """Positions by descending score, equal ones ascending. A score's rank is the number of scores ahead of it."""
     sample = tl.program_id(1).to(tl.int64)
     score_ptr += sample * count
     i = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)

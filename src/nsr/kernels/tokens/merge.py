@@ -37,17 +37,23 @@ def merge(x: Tensor, layout: GroupLayout) -> Tensor:
     return _merge(x, layout.group, layout.share, layout.order, layout.start)
 
 
-def merge_residual(x: Tensor, layout: GroupLayout, weights: BranchWeights) -> tuple[Tensor, Tensor]:
+def merge_residual(x: Tensor, layout: GroupLayout, weights: BranchWeights, max_merged: int) -> tuple[Tensor, Tensor]:
     """The merge with the branch's update, and the code of every token; no gradient.
 
     Norms and sums are fp32. Products are in autocast's format, without it in that of ``x``; fp32 as three TF32 terms,
     which are as good, or as one where ``torch.backends.cuda.matmul.allow_tf32`` says so.
 
+    Args:
+        x: Tokens, ``[B, N, D]``.
+        layout: Their groups.
+        weights: Of the branch.
+        max_merged: Bound on the members of groups of two or more in one sample.
+
     Returns:
         Tokens ``[B, G, D]`` and codes ``[B, N, R]``, both in the format of ``x``.
     """
     *encoder, decoder = weights
-    return _merge_residual(x, layout.group, layout.share, layout.order, layout.start, encoder, decoder)
+    return _merge_residual(x, layout.group, layout.share, layout.order, layout.start, encoder, decoder, max_merged)
 
 
 @torch.library.custom_op("nsr::merge", mutates_args=())
@@ -94,17 +100,25 @@ def _merge_residual(
     start: Tensor,
     encoder: list[Tensor],
     decoder: Tensor | None,
+    max_merged: int,
 ) -> tuple[Tensor, Tensor]:
     import triton
 
     from nsr.kernels.tokens import merge_kernels as kernels
+    from nsr.kernels.tokens.layout_kernels import list_members
 
     x = x if x.stride(-1) == 1 else x.contiguous()
     batch, length, width = x.shape
     groups = start.shape[1] - 1
     y = _merge(x, group, share, order, start)
     hidden, code = encoder[7].shape[0], encoder[5].shape[0]
-    codes = x.new_empty(batch, length, code)
+    codes = x.new_zeros(batch, length, code)
+    slots = min(max_merged, length)
+    members = order.new_empty(batch, slots)
+    list_members[(batch,)](
+        group, order, start, members, length, groups, slots,
+        BLOCK_N=triton.next_power_of_2(length), BLOCK_M=triton.next_power_of_2(slots), num_warps=8,
+    )  # fmt: skip
     kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     shared = {
         "WIDTH": width,
@@ -115,12 +129,12 @@ def _merge_residual(
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3",
         "num_warps": 4,
     }
-    rows = 32 if kind.itemsize == 2 else 16
-    kernels.encode[(triton.cdiv(length, rows), batch)](
-        x, y, group, order, start, codes, *(parameter.contiguous() for parameter in encoder),
-        x.stride(0), x.stride(1), length, groups, _EPS,
-        HIDDEN=hidden, BLOCK_H=max(16, triton.next_power_of_2(hidden)), BLOCK_M=rows, BLOCK_K=32,
-        num_stages=1, **shared,
+    narrow = kind.itemsize == 2
+    kernels.encode[(triton.cdiv(slots, 16), batch)](
+        x, y, group, order, members, codes, *(parameter.contiguous() for parameter in encoder),
+        x.stride(0), x.stride(1), length, groups, slots, _EPS,
+        HIDDEN=hidden, BLOCK_H=max(16, triton.next_power_of_2(hidden)), BLOCK_M=16, BLOCK_K=64 if narrow else 32,
+        num_stages=3 if narrow else 1, **shared,
     )  # fmt: skip
     if decoder is not None:
         kernels.decode[(triton.cdiv(groups, 32), batch)](

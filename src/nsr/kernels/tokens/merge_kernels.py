@@ -73,7 +73,7 @@ def encode(
     y_ptr,
     group_ptr,
     order_ptr,
-    start_ptr,
+    member_ptr,
     code_ptr,
     norm_ptr,
     norm_x_ptr,
@@ -89,6 +89,7 @@ def encode(
     x_row,
     length,
     num_groups,
+    slots,
     eps,
     WIDTH: tl.constexpr,
     CODE: tl.constexpr,
@@ -101,20 +102,14 @@ def encode(
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Codes of the members of groups of two or more, 0 for everybody else; programs are (tile of members, sample)."""
+    """Codes of the members of groups of two or more; programs are (tile of members, sample)."""
     sample = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    inside = m < length
-    start_ptr += sample * (num_groups + 1)
-    token = tl.load(order_ptr + sample * length + m, mask=inside, other=0)
-    group = tl.load(group_ptr + sample * length + token, mask=inside, other=0)
-    start = tl.load(start_ptr + group, mask=inside, other=0)
-    end = tl.load(start_ptr + group + 1, mask=inside, other=0)
-    # padding is not between the borders of the group it names
-    member = inside & (end - start > 1) & (m >= start) & (m < end)
-    c = tl.arange(0, BLOCK_C)
-    code = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    if tl.max(member.to(tl.int32), 0) > 0:
+    slot = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    place = tl.load(member_ptr + sample * slots + slot, mask=slot < slots, other=-1)
+    member = place >= 0
+    if tl.max(place, 0) >= 0:
+        token = tl.load(order_ptr + sample * length + place, mask=member, other=0)
+        group = tl.load(group_ptr + sample * length + token, mask=member, other=0)
         x_ptr += sample * x_batch
         y_ptr += sample * num_groups * WIDTH
         whole = tl.arange(0, BLOCK_D)
@@ -126,7 +121,9 @@ def encode(
         y_mean, y_scale = row_moments(y_whole, eps, WIDTH, BLOCK_D)
 
         # The statistics are known; the products read the rows again, a few channels at a time, from the cache.
+        c = tl.arange(0, BLOCK_C)
         h = tl.arange(0, BLOCK_H)
+        code = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
         hidden = tl.zeros([BLOCK_M, BLOCK_H], tl.float32) + load_vector(gate_in_bias_ptr, h, HIDDEN)
         for begin in range(0, WIDTH, BLOCK_K):
             d = begin + tl.arange(0, BLOCK_K)
@@ -146,9 +143,9 @@ def encode(
         hidden = 0.5 * hidden * (1.0 + tl.erf(hidden * 0.7071067811865476))
         gate = dot(hidden.to(KIND), load_weight(gate_out_ptr, HIDDEN, h, c, HIDDEN, CODE).to(KIND), PRECISION)
         gate += load_vector(gate_out_bias_ptr, c, CODE)
-        code = tl.where(member[:, None], code / (1.0 + tl.exp(-gate)), 0.0)
-    at = (sample * length + token)[:, None] * CODE + c[None, :]
-    tl.store(code_ptr + at, code.to(code_ptr.dtype.element_ty), mask=inside[:, None] & (c < CODE)[None, :])
+        code = code / (1.0 + tl.exp(-gate))
+        at = (sample * length + token)[:, None] * CODE + c[None, :]
+        tl.store(code_ptr + at, code.to(code_ptr.dtype.element_ty), mask=member[:, None] & (c < CODE)[None, :])
 
 
 @triton.jit

@@ -1,0 +1,66 @@
+"""The token kernels equal their plain twins: on the CPU through Triton's interpreter, and on a GPU."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nsr.kernels import tokens as kernels
+from nsr.tokens import tome_plan
+
+CHECKS = Path(__file__).with_name("tokens_interpreted.py")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("check_tome", "check_descending"),
+        ("check_pitome", "check_mpm"),
+        ("check_merge", "check_merge_gradient"),
+        ("check_attention", "check_model"),
+    ],
+    ids="-".join,
+)
+def test_kernels_equal_their_plain_twins_under_the_interpreter(names: tuple[str, ...]) -> None:
+    pytest.importorskip("triton")
+    seed = random.randrange(10_000)  # fresh inputs each time; the seed is in the message of a failure
+    command = [sys.executable, "-W", "error", str(CHECKS), str(seed), *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"seed {seed}\n{done.stdout}\n{done.stderr}"
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(names)
+
+
+def test_the_plain_code_is_the_choice_on_a_cpu() -> None:
+    plan = tome_plan(torch.randn(1, 20, 8), 4)
+    assert plan is not None
+    assert plan.layout is None
+    assert not kernels.use_kernels(torch.zeros(1))
+
+
+def test_the_choice_can_be_forced_and_comes_back() -> None:
+    with kernels.token_kernels(True):
+        assert kernels.use_kernels(torch.zeros(1))
+        with kernels.token_kernels(False):
+            assert not kernels.use_kernels(torch.zeros(1))
+        assert kernels.use_kernels(torch.zeros(1))
+    assert not kernels.use_kernels(torch.zeros(1))
+
+
+def test_operators_describe_their_outputs_to_the_compiler() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        metric = torch.empty(2, 21, 16, dtype=torch.bfloat16)
+        group = kernels.tome_groups(metric, 6, 1)
+        layout = kernels.lay_out(group, torch.empty(2, 21), 15)
+        merged = kernels.merge(metric, layout)
+        attended = kernels.attention(*torch.empty(3, 2, 4, 21, 16).unbind(0), torch.empty(2, 21))
+    assert group.shape == (2, 21)
+    assert group.dtype == torch.int64
+    assert [part.shape for part in layout[1:]] == [(2, 21), (2, 21), (2, 16), (2, 15)]
+    assert merged.shape == (2, 15, 16)
+    assert merged.dtype == torch.bfloat16
+    assert attended.shape == (2, 4, 21, 16)

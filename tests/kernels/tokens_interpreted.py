@@ -1,0 +1,184 @@
+"""The token kernels against their plain twins, run under Triton's interpreter on the CPU.
+
+``TRITON_INTERPRET`` must be set before Triton is imported, so :mod:`test_token_kernels` runs this file as a program of
+its own. Every check draws fresh inputs from the seed it is given.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import timm
+import torch
+from torch import Tensor
+
+from nsr.kernels import tokens as kernels
+from nsr.tokens import MPM, MergedViT, MergePlan, PiToMe, TokenBranch, TokenResidual, ToMe
+from nsr.tokens.attention import biased_attention_reference
+from nsr.tokens.matching import descending, unit
+from nsr.tokens.mpm import mpm_plan, nearest_other
+from nsr.tokens.pitome import pitome_energy, pitome_plan
+from nsr.tokens.tome import tome_plan
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def signs(*shape: int) -> Tensor:
+    """Features of ±1 in 16 channels: lengths and cosines are exact in fp32, and ties are everywhere."""
+    return torch.randint(0, 2, (*shape, 16)) * 2.0 - 1.0
+
+
+def metrics(batch: int, length: int) -> list[Tensor]:
+    drawn = [torch.randn(batch, length, width).to(kind) for kind in DTYPES for width in (24, 64)]
+    broken = torch.randn(batch, length, 16)
+    broken[0, length // 2] = torch.nan
+    return [*drawn, signs(batch, length), torch.zeros(batch, length, 16), broken]
+
+
+def same_plan(fast: MergePlan | None, plain: MergePlan | None) -> None:
+    assert (fast is None) == (plain is None)
+    if fast is None or plain is None:
+        return
+    assert fast.layout is not None
+    assert plain.layout is None
+    assert torch.equal(fast.group, plain.group)
+    assert fast.num_groups == plain.num_groups
+    assert fast.max_merged == plain.max_merged
+    torch.testing.assert_close(fast.weight, plain.weight, rtol=1e-6, atol=0)
+    if plain.size is not None:
+        assert fast.size is not None
+        assert torch.equal(fast.size, plain.size)
+    if plain.valid is not None:
+        assert fast.valid is not None
+        assert torch.equal(fast.valid, plain.valid)
+
+
+def both(make: Callable[[], MergePlan | None]) -> None:
+    with kernels.token_kernels(True):
+        fast = make()
+    same_plan(fast, make())
+
+
+def check_tome() -> None:
+    for length, r, prefix in ((2, 1, 1), (9, 4, 0), (71, 20, 1), (135, 67, 1), (40, 10, 3), (12, 40, 5)):
+        size = torch.randint(1, 9, (2, length)).float()
+        for metric in metrics(2, length):
+            both(partial(tome_plan, metric, r, size=size, num_prefix=prefix))
+
+
+def check_pitome() -> None:
+    for length, r, prefix in ((3, 1, 1), (70, 17, 1), (41, 19, 2)):
+        for protect in (False, True):
+            for metric in metrics(2, length)[:4]:
+                both(partial(pitome_plan, metric, r, margin=0.4, protect=protect, num_prefix=prefix))
+    x = torch.randn(2, 70, 32)
+    torch.testing.assert_close(kernels.energy(x, 0.6), pitome_energy(unit(x), 0.6), rtol=1e-5, atol=1e-6)
+
+
+def check_mpm() -> None:
+    for length, prefix in ((2, 1), (3, 1), (77, 1), (40, 0)):
+        valid = torch.arange(length) < torch.tensor([[length], [max(prefix + 1, length - 7)]])
+        for metric in (torch.randn(2, length, 40), signs(2, length), torch.randn(2, length, 40).bfloat16()):
+            both(partial(mpm_plan, metric, num_prefix=prefix))
+            both(partial(mpm_plan, metric, num_prefix=prefix, valid=valid))
+    x = torch.randn(1, 1, 8)
+    with kernels.token_kernels(True):
+        assert torch.equal(nearest_other(x, None), torch.zeros(1, 1, dtype=torch.int64))
+
+
+def check_descending() -> None:
+    for score in (
+        torch.randn(3, 77),
+        torch.randint(-2, 3, (3, 130)).float() * 0.0,
+        torch.randint(0, 5, (2, 9)).float(),
+    ):
+        score[0, 1] = torch.nan
+        score[-1, 0] = -0.0
+        assert torch.equal(kernels.descending(score), descending(score))
+
+
+def random_branch(dim: int, settings: TokenResidual) -> TokenBranch:
+    branch = TokenBranch(dim, settings).requires_grad_(False)
+    for parameter in branch.parameters():
+        parameter.copy_(torch.randn_like(parameter) * (1.0 if parameter.dim() == 1 else 0.3))
+    return branch
+
+
+def plans(x: Tensor) -> list[MergePlan]:
+    batch, length, _ = x.shape
+    size = torch.randint(1, 9, (batch, length)).float()
+    one_group = tome_plan(torch.ones(batch, length, 16), length // 3, size=size)
+    found = [tome_plan(x, length // 4, size=size), one_group, mpm_plan(x)]
+    padded = mpm_plan(x, valid=torch.arange(length).expand(batch, -1) < length - 5)
+    assert all(plan is not None for plan in (*found, padded))
+    return [*found, padded]  # type: ignore[list-item]
+
+
+def check_merge() -> None:
+    for length, width in ((33, 48), (100, 64)):
+        x = torch.randn(2, length, width)
+        for settings in (TokenResidual(), TokenResidual(code=20, hidden=9), TokenResidual(feature=False)):
+            branch = random_branch(width, settings)
+            with kernels.token_kernels(True):
+                fast_plans = plans(x)
+            for fast in fast_plans:
+                plain = MergePlan(fast.group, fast.weight, fast.num_groups, fast.max_merged, fast.valid)
+                torch.testing.assert_close(fast.merge(x), plain.merge(x), rtol=1e-5, atol=1e-6)
+                tokens, codes = branch.merge(fast, x)
+                expected, expected_codes = branch.merge(plain, x)
+                torch.testing.assert_close(tokens, expected, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(codes, expected_codes, rtol=1e-4, atol=1e-5)
+                half_tokens, half_codes = branch.merge(fast, x.bfloat16())
+                assert half_tokens.dtype == half_codes.dtype == torch.bfloat16
+                assert (half_codes - expected_codes).norm() <= 0.03 * expected_codes.norm()
+
+
+def check_merge_gradient() -> None:
+    x = torch.randn(2, 40, 24)
+    with kernels.token_kernels(True):
+        fast = tome_plan(x, 15)
+    plain = tome_plan(x, 15)
+    assert fast is not None
+    assert plain is not None
+    weight = torch.randn(2, fast.num_groups, 24)
+    grads = []
+    for plan in (fast, plain):
+        leaf = x.clone().requires_grad_()
+        (plan.merge(leaf) * weight).sum().backward()
+        grads.append(leaf.grad)
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)
+
+
+def check_attention() -> None:
+    for length, width in ((5, 16), (70, 64), (130, 24)):
+        q, k, v = torch.randn(2, length, 3, 2, width).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = torch.randn(2, length)
+        bias[0, length // 2 :] = -10_000.0
+        for given in (bias, None):
+            expected = biased_attention_reference(q, k, v, given)
+            torch.testing.assert_close(kernels.attention(q, k, v, given), expected, rtol=1e-4, atol=1e-5)
+            half = kernels.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), given)
+            assert (half - expected).norm() <= 0.02 * expected.norm()
+
+
+def check_model() -> None:
+    for merger in (ToMe(r=5), PiToMe(keep=0.7), MPM(blocks=(0, 1))):
+        backbone = timm.create_model("deit_tiny_patch16_224", img_size=96, depth=2, embed_dim=32, num_heads=2)
+        vit = MergedViT(backbone, merger, TokenResidual(code=16)).eval().requires_grad_(False)
+        for parameter in (*vit.branches.parameters(), *vit.spatial.parameters()):  # type: ignore[union-attr]
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+        image = torch.randn(2, 3, 96, 96)
+        expected = vit.forward_features(image)
+        with kernels.token_kernels(True):
+            torch.testing.assert_close(vit.forward_features(image), expected, rtol=1e-4, atol=1e-4)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(int(sys.argv[1]))
+    checks = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
+    for name in sys.argv[2:] or checks:
+        checks[name]()
+        print(f"{name} passed", flush=True)

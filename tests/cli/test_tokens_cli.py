@@ -147,6 +147,8 @@ def test_explain_a_segmenter(tmp_path, pictures, backbone):
         ("operating-point --merger tome --target 2 --weights x", "are for mpm"),
         ("explain x.png --model resnet51", "timm has no model 'resnet51'"),
         ("explain x.png --segmenter s --merger tome", "leave out --merger"),
+        ("explain x.png --segmenter s --r 3", "name it with --merger"),
+        ("explain x.png --keep 0.9", "name it with --merger"),
         ("explain x.png --merger tome --r 3 --weights x --size 224", "not HEIGHTxWIDTH"),
         ("explain x.png --weights x", "There is no checkpoint at x"),
     ],

@@ -66,14 +66,11 @@ def explain(
     from nsr.tokens.explain_picture import write_figure
     from nsr.tokens.image import load_image, normalise
 
-    if segmenter is not None:
-        if merger is not None or weights is not None or size is not None:
-            raise ValueError(
-                "A segmenter brings its merger, weights and size: leave out --merger, --weights and --size."
-            )
-        rule = None
-    else:
-        rule = None if merger is None else parse_merger(merger, r, keep, blocks)
+    if segmenter is not None and (merger is not None or weights is not None or size is not None):
+        raise ValueError("A segmenter brings its merger, weights and size: leave out --merger, --weights and --size.")
+    if merger is None and (r is not None or keep is not None or blocks is not None):
+        raise ValueError("--r, --keep and --blocks are settings of a merger: name it with --merger.")
+    rule = None if merger is None else parse_merger(merger, r, keep, blocks)
     network: MergedViT | Segmenter
     network = _segmenter(model, segmenter) if segmenter is not None else _merged_vit(model, weights, size, rule)
     vit = network.vit if isinstance(network, Segmenter) else network
@@ -85,9 +82,10 @@ def explain(
     png, page = (target.with_name(target.name + suffix) for suffix in (".png", ".html"))
     write_figure(png, picture, explanation, title)
     write_page(page, picture, explanation, title)
+    left = explanation.blocks[-1].tokens
     forgotten = max(explanation.blocks, key=lambda view: view.lost_share)
     typer.echo(
-        f"{explanation.blocks[0].token_of_patch.numel()} patches become {explanation.blocks[-1].tokens} tokens; block "
+        f"{explanation.blocks[0].token_of_patch.numel()} patches become {left} token{'s' * (left > 1)}; block "
         f"{forgotten.block} forgets most, {forgotten.lost_share:.0%}.\n{png}\n{page}"
     )
 

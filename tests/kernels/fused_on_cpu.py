@@ -84,13 +84,14 @@ def errors(case: Case) -> dict[str, float]:
 
 def main() -> None:
     torch.manual_seed(0)
-    tilings = {name: getattr(gated_sum_fused, name) for name in ("FORWARD", "LOGIT", "HIDDEN", "WEIGHT")}
-    results = {}
+    tilings, results = dict(gated_sum_fused.TILINGS), {}
     for name, case in cases().items():
-        for tiling, value in tilings.items():
-            small = value._replace(block_d=32, block_k=16) if case.narrow_blocks else value
-            setattr(gated_sum_fused, tiling, small)
-        gated_sum_fused.CHUNK_ELEMENTS = 1 if case.narrow_blocks else 1 << 23
+        for precision, kernels in tilings.items():
+            small = [kernel._replace(block_e=64) for kernel in kernels]
+            if case.narrow_blocks:
+                small = [kernel._replace(block_d=32, block_k=16) for kernel in small]
+            gated_sum_fused.TILINGS[precision] = gated_sum_fused.Tilings(*small)
+        gated_sum_fused.CHUNK_ELEMENTS = 1 if case.narrow_blocks else 1 << 25
         results[name] = errors(case)
     print(json.dumps(results))
 

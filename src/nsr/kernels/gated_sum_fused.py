@@ -11,9 +11,6 @@ from nsr.kernels.gated_sum_plain import Gradients
 from nsr.kernels.launch import carry_for, finish_rows, num_programs
 from nsr.kernels.member_order import MemberOrder, member_order
 
-# bf16 terms of each factor of the D x D product: 8, 16 and 24 bits.
-TERMS = {"bf16": 1, "tf32": 2, "fp32": 3}
-
 
 class Tiling(NamedTuple):
     """Sizes of one kernel's tiles and what it takes of the chip."""
@@ -33,11 +30,25 @@ class Tiling(NamedTuple):
         return {"WIDTH": width, "HEADS": heads, "TERMS": terms, **sizes, **chip}
 
 
-FORWARD = Tiling(block_e=64, block_d=128, block_k=64, num_warps=8, num_stages=1, programs=2)
-LOGIT = Tiling(block_e=64, block_d=128, block_k=64, num_warps=8, num_stages=1, programs=2)
-HIDDEN = Tiling(block_e=64, block_d=128, block_k=64, num_warps=8, num_stages=1, programs=2)
-WEIGHT = Tiling(block_e=64, block_d=128, block_k=128, num_warps=8, num_stages=1, programs=1)
-CHUNK_ELEMENTS = 1 << 23  # of the logits' gradients between the backward kernels: 32 MB, which the L2 cache can hold
+class Tilings(NamedTuple):
+    """The tiles of each kernel. Those of the backward pass have the same members: they share carries."""
+
+    forward: Tiling
+    logit: Tiling
+    hidden: Tiling
+    weight: Tiling
+
+
+# Measured on an H200 at width 128. More bf16 terms of W2 on chip leave room for fewer programs.
+_LARGE = Tiling(block_e=128, block_d=128, block_k=64, num_warps=8, num_stages=1, programs=1)
+_SMALL = Tiling(block_e=64, block_d=128, block_k=64, num_warps=4, num_stages=1, programs=2)
+TILINGS = {
+    "fp32": Tilings(_LARGE, _LARGE, _LARGE, _LARGE._replace(block_k=128)),
+    "tf32": Tilings(_LARGE, _LARGE, _LARGE, _LARGE._replace(block_k=128)),
+    "bf16": Tilings(_SMALL, _SMALL, _SMALL, _SMALL._replace(block_k=128, num_warps=8)),
+}
+TERMS = {"bf16": 1, "tf32": 2, "fp32": 3}  # bf16 terms of each factor of the product: 8, 16 and 24 bits
+CHUNK_ELEMENTS = 1 << 25  # of the logits' gradients between the backward kernels: 128 MB
 
 
 class _Rows(NamedTuple):
@@ -64,7 +75,7 @@ def forward(
     precision: str,
 ) -> Tensor:
     """As :func:`nsr.kernels.gated_sum_plain.forward`."""
-    tiling = FORWARD
+    tiling = TILINGS[precision].forward
     replicas, sources, width = messages.shape
     targets, (members, heads) = target_gate.shape[1], coefficient.shape
     order = member_order(target, source, targets)
@@ -109,7 +120,7 @@ def backward(
     d_coefficient = coefficient.new_zeros(grad.shape[0], *coefficient.shape) if needs_coefficient else None
     tables = (messages, source_gate, target_gate, mean, mean_gate, weight, bias)
     by_target = member_order(target, source, target_gate.shape[1])
-    rest = (rows, d_coefficient, TERMS[precision], deterministic)
+    rest = (rows, d_coefficient, precision, deterministic)
     d_weight, d_bias = _pass(grad, tables, coefficient, by_target, by_target.scale, False, *rest)
     if deterministic:
         by_source = member_order(source, target, messages.shape[1])
@@ -126,7 +137,7 @@ def _pass(
     by_source: bool,
     rows: _Rows,
     d_coefficient: Tensor | None,
-    terms: int,
+    precision: str,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor]:
     """One walk over the sorted members, a chunk at a time; sums the rows of the side that they are sorted by.
@@ -136,8 +147,8 @@ def _pass(
     messages, source_gate, target_gate, _, mean_gate, weight, bias = tables
     replicas, sources, width = messages.shape
     targets, (members, heads) = grad.shape[1], coefficient.shape
-    block_e = LOGIT.block_e
-    assert HIDDEN.block_e == WEIGHT.block_e == block_e, "the kernels share tiles and carries"
+    tilings = TILINGS[precision][1:]
+    block_e = tilings[0].block_e
     tiles = triton.cdiv(members, block_e)
     chunk_tiles = max(1, min(tiles, CHUNK_ELEMENTS // (replicas * width * block_e)))
     chunk = chunk_tiles * block_e
@@ -148,11 +159,11 @@ def _pass(
         "SCATTER_SOURCE": not (deterministic or by_source),
         "NEEDS_T": d_coefficient is not None and not by_source,
     }
-    logit, hidden, summed = (tiling.constants(width, heads, terms) for tiling in (LOGIT, HIDDEN, WEIGHT))
+    logit, hidden, summed = (tiling.constants(width, heads, TERMS[precision]) for tiling in tilings)
     summed["BLOCK_N"] = summed.pop("BLOCK_D")
     blocks = triton.cdiv(width, summed["BLOCK_N"]) * triton.cdiv(width, summed["BLOCK_K"])
     logit_run, hidden_run, weight_run = (
-        triton.cdiv(chunk_tiles, num_programs(grad.device, tiling.programs)) for tiling in (LOGIT, HIDDEN, WEIGHT)
+        triton.cdiv(chunk_tiles, num_programs(grad.device, tiling.programs)) for tiling in tilings
     )
     partials = triton.cdiv(chunk_tiles, weight_run)
     d_weight = weight.new_zeros(replicas, partials, width, width)

@@ -43,19 +43,20 @@ def member_order(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
     """Members sorted by ``row``, from the cache where the same index, unchanged, was sorted before.
 
     "The same" is the same storage, place in it, shape and version counter: an in-place write is noticed, and a copy is
-    another graph. What the counter cannot see (inference tensors, a running CUDA graph capture) is sorted anew.
+    another graph. Inference tensors have no counter and are sorted each time. What is sorted while a CUDA graph is
+    captured has no values yet and is not kept; what was sorted before is found.
     """
-    if not _cacheable(row, other):
+    if row.is_inference() or other.is_inference():
         return _sort(row, other, num_rows)
     key = (*_identity(row), *_identity(other), num_rows)
-    entry = _cache.get(key)
-    if entry is None:
-        _drop_dead()
-        entry = _Entry((_storage(row), _storage(other)), _sort(row, other, num_rows))
-        _cache[key] = entry
-    else:
+    if key in _cache:
         _cache.move_to_end(key)
-    return entry.order
+        return _cache[key].order
+    order = _sort(row, other, num_rows)
+    if not (row.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _drop_dead()
+        _cache[key] = _Entry((_storage(row), _storage(other)), order)
+    return order
 
 
 def _sort(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
@@ -67,12 +68,6 @@ def _sort(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
     rank = begins.cumsum(0, dtype=torch.int32)
     ranked = torch.empty_like(rows[1:]).scatter_(0, rank.long(), ordered)
     return MemberOrder(ordered, other.to(torch.int32)[member], member.to(torch.int32), start, rank, ranked, scale)
-
-
-def _cacheable(*tensors: Tensor) -> bool:
-    if any(tensor.is_inference() for tensor in tensors):
-        return False
-    return not (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _storage(tensor: Tensor) -> StorageWeakRef:

@@ -1,0 +1,67 @@
+"""The fused kernels, interpreted on the CPU, against the plain twin in fp64: the result and every gradient."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("fused_on_cpu.py")
+# Relative to the fp64 twin. bf16 has 8 bits, two terms of it 16; the residual, the gate's product and the sum are fp32.
+BOUNDS = {"tf32": 2e-4, "bf16": 3e-2}
+CASES = (
+    "empty rows",
+    "one member a row",
+    "one row has all",
+    "whole tiles",
+    "no members",
+    "heads, replicas",
+    "heads, replicas, deterministic",
+    "wide",
+    "wide, deterministic",
+    "tf32",
+    "bf16",
+)
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, dict[str, float]]:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_to_the_plain_twin(errors: dict[str, dict[str, float]], case: str) -> None:
+    assert set(errors) == set(CASES)
+    bound = BOUNDS.get(case, 1e-5)
+    assert all(error <= bound for error in errors[case].values()), errors[case]
+
+
+def test_narrow_products_are_narrower(errors: dict[str, dict[str, float]]) -> None:
+    assert errors["bf16"]["out"] > errors["tf32"]["out"] > errors["empty rows"]["out"]
+
+
+def test_interpreter_still_multiplies_bit_patterns(tmp_path: Path) -> None:
+    """When this fails, the detour of ``nsr.kernels.tiles.dot`` is no longer needed."""
+    program = """
+import torch, triton, triton.language as tl
+@triton.jit
+def square(x_ptr, out_ptr):
+    at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    x = tl.load(x_ptr + at).to(tl.bfloat16)
+    tl.store(out_ptr + at, tl.dot(x, x))
+x, out = torch.ones(16, 16), torch.empty(16, 16)
+square[(1,)](x, out)
+print(float(out[0, 0]))
+"""
+    file = tmp_path / "square.py"
+    file.write_text(program)
+    run = subprocess.run(
+        [sys.executable, str(file)], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert float(run.stdout) != 16.0

@@ -1,11 +1,12 @@
 """Mean, spread and paired tests against known values."""
 
+import random
 import statistics as reference
 
 import pytest
-from scipy.stats import ttest_rel, wilcoxon
+from scipy.stats import PermutationMethod, ttest_rel, wilcoxon
 
-from nsr.report.statistics import mean, paired_differences, paired_test, sample_std
+from nsr.report.statistics import mean, paired_differences, paired_test, sample_std, signed_rank
 
 BEFORE = [0.90, 0.91, 0.89, 0.92, 0.90, 0.88, 0.91, 0.93, 0.90, 0.89]
 AFTER = [0.92, 0.915, 0.91, 0.93, 0.925, 0.87, 0.94, 0.934, 0.927, 0.896]
@@ -23,6 +24,22 @@ def test_tests_equal_scipys_on_the_pairs() -> None:
     assert found.t_test == pytest.approx(ttest_rel(AFTER, BEFORE).pvalue)
     assert found.wilcoxon == pytest.approx(wilcoxon(AFTER, BEFORE).pvalue)
     assert "10 pairs" in str(found)
+
+
+@pytest.mark.parametrize("count", [10, 12, 13])
+@pytest.mark.parametrize("digits", [6, 1], ids=["without ties", "with ties and zeros"])
+def test_signed_ranks_equal_scipys_count_over_sign_patterns(count: int, digits: int) -> None:
+    draw = random.Random(count)
+    values = [round(draw.gauss(0.1, 0.3), digits) for _ in range(count)]
+    nonzero = [value for value in values if value]
+    method = "exact" if digits == 6 else PermutationMethod(n_resamples=2**15)
+    assert signed_rank(values) == pytest.approx(wilcoxon(nonzero, method=method).pvalue)
+
+
+def test_many_signed_ranks_are_taken_as_normal() -> None:
+    draw = random.Random(0)
+    values = [draw.gauss(0.1, 0.3) for _ in range(80)]
+    assert signed_rank(values) == pytest.approx(wilcoxon(values, method="asymptotic").pvalue)
 
 
 def test_nine_pairs_are_no_test() -> None:

@@ -24,7 +24,7 @@ def check(folder: Path, count: int) -> set[str]:
 
 
 def soak(folder: Path, count: int) -> None:
-    engine = local_engine(4, preload=["experiments.sweep_tasks"])
+    engine = local_engine(4, preload=["nsr.experiments.attempt"])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB
     ended = run_sweep(sweep_tasks.tasks(folder, count), engine, sweep_tasks.make, lambda _: None)
     assert [(one.code, one.attempts) for one in ended] == [(0, 1)] * count

@@ -52,10 +52,12 @@ def _quality_by_cost(book: Book) -> Figure:
         for merger, series in list(MERGERS.items())[:3]:
             for variant in ("original", "nsr"):
                 ours: list[Point] = []
+                theirs: list[Point] = []
                 for point in operating_points(experiment, merger):
                     miou, gflops = _miou_and_cost(book, experiment, merger, point, variant)
                     what = f"{name(merger)} {name(point)} {name(variant)}"
                     if miou.paper is not None and gflops.paper is not None:
+                        theirs.append((gflops.paper, miou.paper))
                         note = f"paper, {what}: {miou.paper:.2f} at {gflops.paper:.3f} GFLOPs"
                         chart.dot(
                             (gflops.paper, miou.paper), series, note, "ring" if variant == "nsr" else "ring hollow"
@@ -65,6 +67,7 @@ def _quality_by_cost(book: Book) -> Figure:
                         total += miou.count
                         note = f"{what}: {miou.value:.2f} at {gflops.value:.3f} GFLOPs, n = {miou.count}"
                         chart.dot((gflops.value, _inside(miou.value, chart.y)), series, note)
+                chart.line(theirs, series, "faint dash" if variant == "original" else "faint")
                 chart.line([(x, _inside(y, chart.y)) for x, y in ours], series, "dash" if variant == "original" else "")
         if full.paper is not None and cost.paper is not None:
             chart.dot((cost.paper, full.paper), 5, f"paper, Full-ViT: {full.paper:.2f}", "ring", 4)
@@ -78,7 +81,7 @@ def _quality_by_cost(book: Book) -> Figure:
         "mIoU against GFLOPs",
         tuple(panels),
         (*MERGER_KEYS, *VARIANT_KEYS),
-        "GFLOPs in the paper's convention. Rings are the paper's numbers, thin for the original mergers.",
+        "GFLOPs in the paper's convention. Rings and faint lines are the paper's numbers.",
         total,
         "nsr run voc",
         ours=True,

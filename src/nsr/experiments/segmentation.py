@@ -25,12 +25,14 @@ from nsr.experiments.segmentation_task import FULL_POINT, SegmentationTask
 from nsr.tokens import Segmenter
 from nsr.tokens.mpm import MPM
 from nsr.tokens.segmenter_file import load_segmenter, save_segmenter
-from nsr.training import checkpoint
+from nsr.training.checkpoint import Keeper
+from nsr.training.distributed import ALONE, Group
 from nsr.training.fixed_length import capturable
 from nsr.training.segmentation import SegmentationProtocol, SegmentationTrainer, TrainingProgress, train
 from nsr.training.segmentation_evaluation import centre_batches, evaluate
 from nsr.training.segmentation_feed import EpochDraws, Feed, ResidentFeed, WorkerFeed, place
 from nsr.training.segmentation_metrics import intersection_over_union, mean_iou, pixel_accuracy
+from nsr.training.whole_file import replacing
 
 # variants whose computation the paper counts, and whether NSR is in it
 _COUNTED = {"original": False, "nsr": True, "raw-source": True, "adapter": True}
@@ -66,6 +68,7 @@ class SegmentationLab:
         resume: Whether to go on with unfinished runs.
         compile_branches: Whether to train with compiled branches: once compiled, one kernel serves every merge event
             of every model of a variant, whatever its sizes.
+        group: The processes that make each run together.
     """
 
     def __init__(
@@ -78,9 +81,10 @@ class SegmentationLab:
         workers: int = 4,
         resume: bool = True,
         compile_branches: bool = False,
+        group: Group = ALONE,
     ) -> None:
         self.task, self.folder, self.device, self.workers, self.resume = task, folder, device, workers, resume
-        self.compile_branches = compile_branches
+        self.compile_branches, self.group = compile_branches, group
         self.outputs = outputs / task.name
         self.shared = cache(lambda seed: shared_weights(task, seed, folder))
 
@@ -131,7 +135,7 @@ class SegmentationLab:
 
     def trainer(self, cell: SegmentationCell, protocol: SegmentationProtocol) -> SegmentationTrainer:
         """The model of a cell with its data, at its start; an adapter starts from the trained full model."""
-        capture = self.device.type == "cuda"
+        capture = self.device.type == "cuda" and self.group.size == 1
         weights = self.shared(cell.seed)
         if cell.variant == "adapter":
             weights = self.trained(SegmentationCell("none", FULL_POINT, "original", cell.seed)).state_dict()
@@ -142,7 +146,7 @@ class SegmentationLab:
             for branch in model.vit.branches.values():
                 branch.compile(dynamic=True)
         protocol = replace(protocol, seed=cell.seed)
-        return SegmentationTrainer(model, self._feed(protocol), protocol, capture=capture)
+        return SegmentationTrainer(model, self._feed(protocol), protocol, capture=capture, group=self.group)
 
     def run(
         self,
@@ -177,6 +181,7 @@ class SegmentationLab:
             model = self._at_rest(cell, trainer)
             metrics = {**self._judge(cell, model, trainer.protocol), **untrained, "loss": loss}
             self._keep(cell, model)
+            self._keeper(cell, trainer).finish()
             yield Outcome(cell, metrics, seconds + time.perf_counter() - begin, model)
         if diverged:
             raise ValueError(f"{self.task.name} {', '.join(diverged)}: the loss diverged. Try --precision fp32.")
@@ -194,7 +199,7 @@ class SegmentationLab:
 
     def _feed(self, protocol: SegmentationProtocol) -> Feed:
         sizes, resident = self.training_data
-        draws = EpochDraws(sizes, self.task.window, protocol.batch, protocol.seed, self.task.photometric)
+        draws = EpochDraws(sizes, self.task.window, protocol.batch, protocol.seed, self.task.photometric, self.group)
         if resident is not None:
             return ResidentFeed(resident, draws)
         return WorkerFeed(self.training_split, draws, self.device, self.workers)
@@ -207,29 +212,28 @@ class SegmentationLab:
         every: float,
     ) -> None:
         """Train, with a checkpoint a minute, going on from one where it is of the same run."""
-        runs = {
-            id(trainer): (self._unfinished(cell), self.config(cell, trainer.protocol))
-            for trainer, cell in zip(trainers, cells, strict=True)
-        }
-        for trainer in trainers:
-            path, config = runs[id(trainer)]
-            found = checkpoint.load(path, config) if self.resume else None
+        keepers = {}
+        for trainer, cell in zip(trainers, cells, strict=True):
+            keepers[id(trainer)] = keeper = self._keeper(cell, trainer)
+            found = keeper.resume() if self.resume else None
             if found is not None:
                 trainer.load_state(*found)
-        saved = dict.fromkeys(runs, time.monotonic())
 
         def save(trainer: SegmentationTrainer) -> None:
-            path, config = runs[id(trainer)]
-            if not trainer.done and time.monotonic() - saved[id(trainer)] >= _SECONDS_BETWEEN_CHECKPOINTS:
-                checkpoint.save(path, trainer.state(), config, trainer.epoch)
-                saved[id(trainer)] = time.monotonic()
+            keepers[id(trainer)].keep(trainer.state, trainer.epoch)
 
         train(trainers, watch=watch, every=every, after_epoch=save)
 
     def _judge(self, cell: SegmentationCell, model: Segmenter, protocol: SegmentationProtocol) -> dict[str, Any]:
         data, window = self.validation_data, self.task.window
         confusion = evaluate(
-            model, data, window, stride=self.task.stride, precision=protocol.precision, workers=self.workers
+            model,
+            data,
+            window,
+            stride=self.task.stride,
+            precision=protocol.precision,
+            workers=self.workers,
+            group=self.group,
         )
         rule = self.task.rule(cell.merger, cell.point)
         found = {}
@@ -248,11 +252,12 @@ class SegmentationLab:
             "merged_share": merged_share(self.task.shape, events),
         }
 
-    def _unfinished(self, cell: SegmentationCell) -> Path:
-        return self.outputs / f"{cell.name}.unfinished.safetensors"
+    def _keeper(self, cell: SegmentationCell, trainer: SegmentationTrainer) -> Keeper:
+        path = self.outputs / f"{cell.name}.unfinished.safetensors"
+        config = self.config(cell, trainer.protocol)
+        return Keeper(path, config, _SECONDS_BETWEEN_CHECKPOINTS, self.group.writes)
 
     def _keep(self, cell: SegmentationCell, model: Segmenter) -> None:
-        path = self.weights_of(cell)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_segmenter(model, path)
-        self._unfinished(cell).unlink(missing_ok=True)
+        if self.group.writes:
+            with replacing(self.weights_of(cell)) as partial:
+                save_segmenter(model, partial)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nsr.experiments import record
+from nsr.experiments.attempt import attempt
 from nsr.experiments.segmentation import SegmentationLab
 from nsr.experiments.segmentation_cells import SegmentationCell
 from nsr.experiments.segmentation_numerics import numerics
@@ -56,14 +57,16 @@ def run_table(
     for first in range(0, len(todo), together):
         group = todo[first : first + together]
         say(f"{task} {', '.join(cell.name for cell in group)}: training for {protocol.epochs} epochs")
-        for outcome in lab.run(group, protocol, watch, every):
-            cell = outcome.cell
-            config = lab.config(cell, replace(protocol, seed=cell.seed))
-            command = f"nsr run {task} {_cell_options(cell)}{_protocol_options(protocol, lab.task.protocol)}"
-            _write(lab, results, task, cell.as_dict(), outcome.metrics, config, command, outcome.seconds, len(group))
-            say(f"{task} {cell.name}: mIoU {100 * outcome.metrics['miou']:.2f} after {outcome.seconds:.1f} s")
-            if with_numerics and cell.variant == "nsr":
-                _write_numerics(lab, results, cell, outcome.model, say)
+        planned = {cell: _planned(lab, cell, protocol, len(group)) for cell in group}
+        with attempt(results, list(planned.values()) if lab.group.writes else [], again=force):
+            for outcome in lab.run(group, protocol, watch, every):
+                if not lab.group.writes:
+                    continue
+                cell, seconds = outcome.cell, outcome.seconds
+                record.write(results, replace(planned[cell], metrics=outcome.metrics, seconds=seconds))
+                say(f"{task} {cell.name}: mIoU {100 * outcome.metrics['miou']:.2f} after {seconds:.1f} s")
+                if with_numerics and cell.variant == "nsr":
+                    _write_numerics(lab, results, cell, outcome.model, say)
 
 
 def run_numerics(
@@ -126,6 +129,16 @@ def _numerics_config(lab: SegmentationLab) -> dict[str, Any]:
     return {"precision": "fp32", "split": "val", "shape": asdict(lab.task.shape)}
 
 
+def _planned(
+    lab: SegmentationLab, cell: SegmentationCell, protocol: SegmentationProtocol, together: int
+) -> record.Record:
+    """What a run will be recorded as, before anything is known of it."""
+    config = lab.config(cell, replace(protocol, seed=cell.seed))
+    command = f"nsr run {lab.task.name} {_cell_options(cell)}{_protocol_options(protocol, lab.task.protocol)}"
+    environment = {**record.environment(lab.device), "trained_together": together, "processes": lab.group.size}
+    return record.Record(lab.task.name, cell.as_dict(), {}, config, command, 0.0, environment)
+
+
 def _write(
     lab: SegmentationLab,
     results: Path,
@@ -135,9 +148,8 @@ def _write(
     config: dict[str, Any],
     command: str,
     seconds: float,
-    together: int = 1,
 ) -> None:
-    environment = {**record.environment(lab.device), "trained_together": together}
+    environment = {**record.environment(lab.device), "trained_together": 1}
     record.write(results, record.Record(experiment, cell, metrics, config, command, seconds, environment))
 
 

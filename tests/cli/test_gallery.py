@@ -60,3 +60,7 @@ def test_mistakes_are_named(outputs: Path) -> None:
         call(outputs)
     with pytest.raises(ValueError, match="Unknown task"):
         call(outputs, "--gallery", "0", "--task", "nowhere")
+    with pytest.raises(ValueError, match="names no image"):
+        call(outputs, "--gallery", ",")
+    with pytest.raises(ValueError, match="their settings are known"):
+        call(outputs, "--gallery", "0", "--r", "3")

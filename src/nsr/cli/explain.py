@@ -55,6 +55,10 @@ def explain(
     if gallery is not None:
         from nsr.cli.gallery import open_gallery
 
+        if any(given is not None for given in (r, keep, blocks, weights, segmenter, size)):
+            raise ValueError(
+                "A gallery shows trained models: --merger and --point name them, their settings are known."
+            )
         page = out.with_name(out.name + ".html") if out is not None else Path(f"{task}-gallery.html")
         open_gallery(task, merger or "tome", point, seed, gallery, outputs, data, page)
         typer.echo(page)

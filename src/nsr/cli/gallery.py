@@ -37,9 +37,12 @@ def open_gallery(
 
     if task not in TASKS:
         raise ValueError(f"Unknown task {task!r}; expected {', '.join(TASKS)}.")
+    names = [name for name in ids.split(",") if name]
+    if not names:
+        raise ValueError("--gallery names no image; give ids of validation images, such as 2007_000033,2007_000042.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lab = SegmentationLab(TASKS[task], data or data_folder(), outputs, device)
-    make_gallery(lab, merger, point, seed, [name for name in ids.split(",") if name], path)
+    make_gallery(lab, merger, point, seed, names, path)
 
 
 def make_gallery(lab: "SegmentationLab", merger: str, point: str, seed: int, ids: Sequence[str], path: Path) -> None:

@@ -15,7 +15,7 @@ from nsr.data.segmentation.resident import load_resident
 from nsr.data.segmentation.shapes import shapes
 from nsr.tokens import MergedViT, Segmenter, TokenResidual, ToMe
 from nsr.training import checkpoint, interruption
-from nsr.training.distributed import ALONE, Group, joined
+from nsr.training.distributed import ALONE, Group, join
 from nsr.training.segmentation import SegmentationProtocol, SegmentationTrainer, train
 from nsr.training.segmentation_evaluation import evaluate
 from nsr.training.segmentation_feed import EpochDraws, ResidentFeed
@@ -42,8 +42,7 @@ def _child(rank: int, size: int, port: int, target: Callable[..., None], args: t
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    with joined("cpu") as group:
-        target(group, *args)
+    target(join("cpu"), *args)
 
 
 def trained(group: Group, path: Path) -> None:

@@ -198,6 +198,7 @@ def _lab(
     from nsr.data.folder import data_folder
     from nsr.experiments.segmentation import SegmentationLab
     from nsr.experiments.segmentation_task import TASKS
+    from nsr.training.distributed import join
 
     if task not in TASKS:
         raise ValueError(f"Unknown task {task!r}; expected {', '.join(TASKS)}.")
@@ -205,14 +206,16 @@ def _lab(
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: this machine has no CUDA device. Use --device cpu.")
     torch.use_deterministic_algorithms(deterministic)
+    group = join(chosen)
     return SegmentationLab(
         TASKS[task],
         data or data_folder(),
         outputs,
-        chosen,
+        group.device,
         workers=workers,
         resume=not force,
         compile_branches=compile_branches,
+        group=group,
     )
 
 
@@ -253,8 +256,8 @@ def _train(
         together=concurrent,
         force=force,
         with_numerics=with_numerics,
-        say=typer.echo,
-        watch=lambda progress: _show(progress, terminal),
+        say=typer.echo if lab.group.writes else lambda _: None,
+        watch=lambda progress: _show(progress, terminal) if lab.group.writes else None,
         every=1.0 if terminal else 15.0,
     )
 

@@ -5,9 +5,8 @@ share of every batch, gradients are averaged by DistributedDataParallel, and sum
 the same steps, the same learning rates and the same metrics whatever the number of processes.
 """
 
+import atexit
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -68,31 +67,28 @@ def is_launched() -> bool:
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
 
 
-@contextmanager
-def joined(device: str = "cpu") -> Iterator[Group]:
-    """The group that torchrun started, joined on entry and left at the end; a group of one elsewhere.
+def join(device: torch.device | str = "cpu") -> Group:
+    """The group that torchrun started, joined for the life of this process; a group of one elsewhere.
 
     Args:
-        device: ``"cpu"`` (gloo) or ``"cuda"`` (NCCL, one GPU a process); any device of a single process.
+        device: On the CPU processes talk by gloo, on ``"cuda"`` by NCCL, one GPU each; any device of a single process.
     """
+    device = torch.device(device)
     if not is_launched():
-        yield Group(device=torch.device(device))
-        return
+        return Group(device=device)
     rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    on_gpu = torch.device(device).type == "cuda"
-    own = torch.device("cuda", local) if on_gpu else torch.device(device)
-    if on_gpu:
+    if device.type == "cuda":
         if local >= torch.cuda.device_count():
             raise ValueError(
                 f"Process {local} of this machine has no GPU: there are {torch.cuda.device_count()}. Start at most as "
                 "many with --nproc-per-node, or run on the CPU."
             )
-        torch.cuda.set_device(own)
-    dist.init_process_group("nccl" if on_gpu else "gloo", rank=rank, world_size=size, timeout=_PATIENCE)
-    try:
-        yield Group(rank, size, own)
-    finally:
-        dist.destroy_process_group()
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=_PATIENCE)
+    atexit.register(dist.destroy_process_group)
+    return Group(rank, size, device)
 
 
 def parallel(module: nn.Module, group: Group) -> nn.Module:

@@ -4,9 +4,11 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from nsr.cli import data
 from nsr.cli.check import check
+from nsr.cli.demo import demo
 from nsr.cli.explain import explain
 from nsr.cli.flops import flops
 from nsr.cli.operating_point import operating_point
@@ -22,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(check)
+app.command()(demo)
 app.command()(flops)
 app.command()(explain)
 app.command()(operating_point)
@@ -40,5 +43,5 @@ def main() -> None:
     try:
         app()
     except ValueError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)

@@ -1,5 +1,13 @@
 """Graph aggregation: the null-space branch for any PyTorch Geometric model."""
 
+import warnings
+
+with warnings.catch_warnings():
+    # torch_geometric 2.8 scripts functions on import, which torch 2.13 calls deprecated: nothing a user could mend
+    warnings.filterwarnings("ignore", message=".*torch.jit.script", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+    import torch_geometric.nn  # noqa: F401
+
 from nsr.graph.attach import attach, detach, sites
 from nsr.graph.branch import GraphResidual
 from nsr.graph.coefficients import coefficients

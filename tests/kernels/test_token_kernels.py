@@ -19,7 +19,7 @@ CHECKS = Path(__file__).with_name("tokens_interpreted.py")
     [
         ("check_tome", "check_descending"),
         ("check_pitome", "check_mpm"),
-        ("check_merge", "check_merge_gradient"),
+        ("check_merge", "check_merge_gradient", "check_residual_gradient"),
         ("check_attention", "check_model"),
     ],
     ids="-".join,

@@ -152,6 +152,25 @@ def check_merge_gradient() -> None:
     torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)
 
 
+def check_residual_gradient() -> None:
+    for settings in (TokenResidual(), TokenResidual(code=20, hidden=9, feature=False)):
+        x = torch.randn(2, 45, 40)
+        branch = random_branch(40, settings).requires_grad_()
+        with kernels.token_kernels(True):
+            fast_plans = plans(x)
+        for fast in fast_plans:
+            plain = MergePlan(fast.group, fast.weight, fast.num_groups, fast.max_merged, fast.valid)
+            to_tokens, to_codes = torch.randn(2, fast.num_groups, 40), torch.randn(2, 45, settings.code)
+            grads = []
+            for plan in (fast, plain):
+                leaf = x.clone().requires_grad_()
+                tokens, codes = branch.merge(plan, leaf)
+                loss = (tokens * to_tokens).sum() + (codes * to_codes).sum()
+                grads.append(torch.autograd.grad(loss, [leaf, *branch.parameters()]))
+            for mine, expected in zip(*grads, strict=True):
+                assert (mine - expected).norm() <= 1e-5 * expected.norm()
+
+
 def check_attention() -> None:
     for length, width in ((5, 16), (70, 64), (130, 24)):
         q, k, v = torch.randn(2, length, 3, 2, width).permute(2, 0, 3, 1, 4).unbind(0)

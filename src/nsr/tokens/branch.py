@@ -115,12 +115,11 @@ class TokenBranch(Branch):
     def merge(self, plan: MergePlan, x: Tensor) -> tuple[Tensor, Tensor]:
         """The merged tokens with their update, ``[B, G, D]``, and the code of each token of ``x``.
 
-        Where no gradient is wanted, the kernels do it in one pass over the members.
+        Where the plan is laid out for them, the kernels do it in one go; the controls take the plain way.
         """
-        settings, layout = self.settings, plan.layout
-        plain = settings.source == "raw" or settings.post_merge_only
-        if layout is not None and not plain and not kernels.needs_grad(x, *self.parameters()):
-            return kernels.merge_residual(x, layout, self.weights(), plan.max_merged)
+        control = self.settings.source == "raw" or self.settings.post_merge_only
+        if plan.layout is not None and not control:
+            return kernels.merge_residual(x, plan.layout, self.weights(), plan.max_merged)
         y = plan.merge(x)
         update, codes = self(plan, x, y)
         return (y if update is None else y + update), codes

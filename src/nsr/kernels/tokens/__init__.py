@@ -8,7 +8,8 @@ from nsr.kernels.tokens.attention import attention
 from nsr.kernels.tokens.choice import needs_grad, token_kernels, use_kernels
 from nsr.kernels.tokens.layout import GroupLayout, lay_out
 from nsr.kernels.tokens.match import best_match, descending, energy, tome_groups
-from nsr.kernels.tokens.merge import BranchWeights, merge, merge_residual
+from nsr.kernels.tokens.merge import merge
+from nsr.kernels.tokens.residual import BranchWeights, merge_residual
 
 __all__ = [
     "BranchWeights",

@@ -21,3 +21,17 @@ def load_rows(ptr, row, row_inside, stride, d, WIDTH: tl.constexpr):
     """Columns ``d`` of some rows of a table, ``[row, d]``; 0 outside."""
     at = row.to(tl.int64)[:, None] * stride + d[None, :]
     return tl.load(ptr + at, mask=row_inside[:, None] & (d < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def load_vector(ptr, at, length: tl.constexpr):
+    """Entries of a vector as one fp32 row, 0 outside."""
+    return tl.load(ptr + at, mask=at < length, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def load_weight(ptr, row_stride, d, n, WIDTH: tl.constexpr, OUT: tl.constexpr):
+    """Columns ``d`` of a weight ``[OUT, WIDTH]``, transposed: ``[d, n]``, 0 outside."""
+    return tl.load(
+        ptr + n[None, :] * row_stride + d[:, None], mask=(d < WIDTH)[:, None] & (n < OUT)[None, :], other=0.0
+    )

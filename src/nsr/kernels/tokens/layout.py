@@ -42,13 +42,14 @@ def _lay_out(group: Tensor, size: Tensor, num_groups: int) -> tuple[Tensor, Tens
     from nsr.kernels.tokens.layout_kernels import lay_out as kernel
 
     batch, length = group.shape
+    assert length < 1 << 15, "group and place of a token share one 32-bit number"
     share, order, start, total = _empty(group, num_groups)
     total.zero_()
     # one tile more than there are tokens where the end of the last group falls on its border
     grid = (triton.cdiv(max(length, num_groups + 1), 32), batch)
     kernel[grid](
         group.contiguous(), size.float().contiguous(), order, start, share, total, length, num_groups,
-        BLOCK_A=32, BLOCK_B=64,
+        SPAN=triton.next_power_of_2(length), BLOCK_A=32, BLOCK_B=64,
     )  # fmt: skip
     return share, order, start, total
 

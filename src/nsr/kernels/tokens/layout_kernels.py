@@ -10,9 +10,21 @@ import triton.language as tl
 
 @triton.jit
 def list_members(
-    group_ptr, order_ptr, start_ptr, member_ptr, length, num_groups, slots, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr
+    group_ptr,
+    order_ptr,
+    start_ptr,
+    member_ptr,
+    slot_ptr,
+    length,
+    num_groups,
+    slots,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
-    """Places of the order that belong to groups of two or more, ascending, then -1; one program a sample."""
+    """Places of the order that belong to groups of two or more, ascending, then -1; and the slot of each place.
+
+    One program a sample.
+    """
     sample = tl.program_id(0).to(tl.int64)
     start_ptr += sample * (num_groups + 1)
     member_ptr += sample * slots
@@ -26,8 +38,15 @@ def list_members(
     member = (inside & (end - start > 1)).to(tl.int32)
     slot = tl.cumsum(member, 0) - 1
     tl.store(member_ptr + slot, i, mask=(member > 0) & (slot < slots))
+    tl.store(slot_ptr + sample * length + i, tl.where(member > 0, slot, -1), mask=i < length)
     m = tl.arange(0, BLOCK_M)
     tl.store(member_ptr + m, tl.full([BLOCK_M], -1, tl.int32), mask=(m >= tl.sum(member, 0)) & (m < slots))
+
+
+@triton.jit
+def group_or_end(group_ptr, token, real, num_groups):
+    """Groups of tokens; those that are not real come after all groups."""
+    return tl.where(real, tl.load(group_ptr + token, mask=real, other=0).to(tl.int32), num_groups)
 
 
 @triton.jit
@@ -40,6 +59,7 @@ def lay_out(
     total_ptr,
     length,
     num_groups,
+    SPAN: tl.constexpr,
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
@@ -50,21 +70,20 @@ def lay_out(
     i = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)
     inside = i < length
     size = tl.load(size_ptr + i, mask=inside, other=0.0)
-    # Padding and what lies outside come after all groups.
-    own = tl.load(group_ptr + i, mask=inside, other=0).to(tl.int32)
-    own = tl.where(size > 0, own, tl.where(inside, num_groups, num_groups + 1))
+    # Padding and what lies outside come after all groups; within a group tokens ascend.
+    own = group_or_end(group_ptr, i, inside & (size > 0), num_groups)
+    key = own * SPAN + i
     ahead = tl.zeros([BLOCK_A, BLOCK_B], tl.int32)
     before = tl.zeros([BLOCK_A, BLOCK_B], tl.int32)
     total = tl.zeros([BLOCK_A, BLOCK_B], tl.float32)
     for begin in range(0, length, BLOCK_B):
         j = begin + tl.arange(0, BLOCK_B)
         other_size = tl.load(size_ptr + j, mask=j < length, other=0.0)
-        other = tl.load(group_ptr + j, mask=j < length, other=0).to(tl.int32)
-        other = tl.where(other_size > 0, other, tl.where(j < length, num_groups, num_groups + 1))[None, :]
-        same = other == own[:, None]
-        ahead += ((other < own[:, None]) | (same & (j[None, :] < i[:, None]))).to(tl.int32)
-        before += (other < i[:, None]).to(tl.int32)
-        total += tl.where(same, other_size[None, :], 0.0)
+        other = group_or_end(group_ptr, j, (j < length) & (other_size > 0), num_groups)
+        other_key = tl.where(j < length, other * SPAN + j, 2147483647)
+        ahead += (other_key[None, :] < key[:, None]).to(tl.int32)
+        before += (other_key[None, :] < (i * SPAN)[:, None]).to(tl.int32)
+        total += tl.where(other[None, :] == own[:, None], other_size[None, :], 0.0)
     total = tl.sum(total, 1)
     real = inside & (size > 0)
     tl.store(order_ptr + sample * length + tl.sum(ahead, 1), i, mask=inside)

@@ -98,3 +98,21 @@ def test_a_damaged_copy_is_replaced(url: str, tmp_path: Path) -> None:
 def test_an_unreachable_file_says_where_to_put_it(url: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"404.*put the file at .*file yourself"):
         fetch(f"{url}/gone", tmp_path / "file", HASH)
+
+
+def test_other_hashes_and_none(url: str, tmp_path: Path) -> None:
+    sha1 = hashlib.sha1(CONTENT).hexdigest()
+    assert fetch(f"{url}/file", tmp_path / "a", sha1).read_bytes() == CONTENT
+    with pytest.raises(ValueError, match=f"has the hash {sha1}, expected {'0' * 40}"):
+        fetch(f"{url}/file", tmp_path / "b", "0" * 40)
+    assert fetch(f"{url}/file", tmp_path / "c").read_bytes() == CONTENT
+    fetch(f"{url}/gone", tmp_path / "c")  # it is there
+
+
+def test_a_folder_that_may_not_be_written(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ValueError, match=r"may not be written .* Set NSR_DATA"):
+        fetch(f"{url}/file", tmp_path / "deep" / "file", HASH)

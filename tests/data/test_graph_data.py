@@ -1,10 +1,8 @@
 """Graph data is read without trust: what is wrong with a file is said, with its name and the remedy."""
 
-import io
 import os
 import pickle
 import stat
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 from nsr.data import heterophilous, zinc
-from nsr.data.folder import data_folder, download
+from nsr.data.folder import data_folder
 from nsr.data.graph_statistics import graph_statistics
 from nsr.data.heterophilous import DATASETS, Published
 from nsr.data.minesweeper import minesweeper
@@ -132,22 +130,6 @@ def test_unknown_names_and_missing_files(tmp_path: Path) -> None:
         heterophilous.heterophilous("questions", tmp_path)
     with pytest.raises(ValueError, match=r"zinc12k\.npz is not there"):
         zinc.zinc("val", tmp_path)
-
-
-def test_downloads_are_checked_and_never_half_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(b"content"))
-    with pytest.raises(ValueError, match="expected 00"):
-        download("https://example.org/x", tmp_path / "x", "00")
-    assert list(tmp_path.iterdir()) == []
-    download("https://example.org/x", tmp_path / "deep" / "x")
-    assert (tmp_path / "deep" / "x").read_bytes() == b"content"
-
-    def unreachable(*_: object, **__: object) -> None:
-        raise urllib.error.URLError("no network")
-
-    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
-    with pytest.raises(ValueError, match=r"cannot be reached.*put it at .*/y"):
-        download("https://example.org/y", tmp_path / "y")
 
 
 def test_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
-"""Where data lies, how it gets there, and how a file is read without trusting it."""
+"""Where data lies, and how a file is read without trusting it."""
 
-import hashlib
 import os
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -46,34 +43,3 @@ def read_npz(path: Path, keys: Iterable[str], remedy: str) -> dict[str, np.ndarr
         if str(path) in str(error):
             raise
         raise ValueError(f"{path} is damaged or no npz file ({error}). Delete it. {remedy}") from error
-
-
-def sha256(path: Path) -> str:
-    """Of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def download(url: str, path: Path, expected: str | None = None) -> None:
-    """Fetch a file; it appears under ``path`` only once it is complete and, where known, its hash is right.
-
-    Raises:
-        ValueError: The source cannot be reached, the folder cannot be written, or the hash is another.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(url, timeout=60) as source, partial.open("wb") as file:
-            while block := source.read(1 << 20):
-                file.write(block)
-        found = sha256(partial)
-        if expected is not None and found != expected:
-            raise ValueError(f"{url} gave a file with sha256 {found}; expected {expected}. Nothing was kept.")
-        os.replace(partial, path)
-    except PermissionError:
-        raise ValueError(f"{path.parent} may not be written. Set NSR_DATA to a folder that may.") from None
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        raise ValueError(f"{url} cannot be reached ({error}). Fetch it by other means and put it at {path}.") from error
-    finally:
-        if partial.parent.is_dir() and os.access(partial.parent, os.W_OK):
-            partial.unlink(missing_ok=True)

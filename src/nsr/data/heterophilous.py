@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nsr.data.folder import data_folder, download, read_npz, sha256
+from nsr.data import download
+from nsr.data.folder import data_folder, read_npz
 from nsr.data.minesweeper import minesweeper
 from nsr.data.node_graph import Metric, NodeGraph, check_edges, check_labels
 
@@ -113,8 +114,7 @@ def fetch(name: str, folder: Path | None = None) -> Path:
     if name == GENERATED:
         raise ValueError(f"{GENERATED} is made where it is used; there is nothing to fetch.")
     path = path_of(name, folder)
-    if not path.is_file():
-        download(f"{SOURCE}/{name}.npz", path, DATASETS[name].sha256)
+    download.fetch(f"{SOURCE}/{name}.npz", path, DATASETS[name].sha256)
     verify(name, folder)
     return path
 
@@ -128,7 +128,7 @@ def verify(name: str, folder: Path | None = None) -> None:
     name = canonical(name)
     heterophilous(name, folder)
     if name != GENERATED and DATASETS[name].sha256 is not None:
-        found = sha256(path_of(name, folder))
+        found = download.file_hash(path_of(name, folder))
         if found != DATASETS[name].sha256:
             raise ValueError(
                 f"{path_of(name, folder)} has sha256 {found}, the published file {DATASETS[name].sha256}. "

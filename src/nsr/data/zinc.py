@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from nsr.data.folder import data_folder, download, read_npz
+from nsr.data import download
+from nsr.data.folder import data_folder, read_npz
 
 MOLECULES = "https://www.dropbox.com/s/feo9qle74kg48gy/molecules.zip?dl=1"
 SUBSET = "https://raw.githubusercontent.com/graphdeeplearning/benchmarking-gnns/master/data/molecules/{}.index"
@@ -75,13 +76,11 @@ def fetch(folder: Path | None = None) -> Path:
     if not path.is_file():
         source = path.parent / "official"
         archive = source / "molecules.zip"
-        if not archive.is_file():
-            download(MOLECULES, archive)
+        download.fetch(MOLECULES, archive)
         arrays: dict[str, np.ndarray] = {}
         for split in SIZES:
             listing = source / f"{split}.index"
-            if not listing.is_file():
-                download(SUBSET.format(split), listing)
+            download.fetch(SUBSET.format(split), listing)
             chosen = [int(number) for number in listing.read_text().replace("\n", ",").split(",") if number.strip()]
             with zipfile.ZipFile(archive) as file, file.open(f"molecules/{split}.pickle") as stream:
                 arrays |= convert(read_molecules(stream.read()), chosen, split)

@@ -54,7 +54,7 @@ def test_operators_describe_their_outputs_to_the_compiler() -> None:
 
     with FakeTensorMode():
         metric = torch.empty(2, 21, 16, dtype=torch.bfloat16)
-        group = kernels.tome_groups(metric, 6, 1)
+        group = kernels.tome_layout(metric, None, 6, 1).group
         layout = kernels.lay_out(group, torch.empty(2, 21), 15)
         merged = kernels.merge(metric, layout)
         attended = kernels.attention(*torch.empty(3, 2, 4, 21, 16).unbind(0), torch.empty(2, 21))

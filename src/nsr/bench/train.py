@@ -1,7 +1,7 @@
 """``nsr bench train``: steps a second of training a segmenter, full, merged, and merged with NSR.
 
-A step is the forward pass under bf16 autocast (fp32 on a CPU), pixel-wise cross-entropy, the backward pass and AdamW, on
-one batch that stays on the device. Arms are timed interleaved in one process.
+A step is the forward pass under bf16 autocast (fp32 on a CPU), pixel-wise cross-entropy, the backward pass and AdamW,
+on one batch that stays on the device. Arms are timed interleaved in one process.
 """
 
 import time

@@ -75,21 +75,9 @@ def bipartite_plan(
     group = torch.cat([stays, first_target + partner], dim=1)
     token = torch.cat([stays[:, :num_prefix], kept, target, source], dim=1)
     group = torch.zeros_like(group).scatter(1, token, group)
-    return group_plan(group, num_groups, max_merged=2 * r, size=size)
-
-
-def group_plan(group: Tensor, num_groups: int, *, max_merged: int, size: Tensor | None) -> MergePlan:
-    """The plan of these groups, without padding: shares ``t_i = s_i / Σ s``, sizes added up.
-
-    Args:
-        group: New position of each token, ``[B, N]``.
-        num_groups: New tokens.
-        max_merged: Bound on the members of groups of two or more.
-        size: Original patches each token stands for, ``[B, N]``; all 1 if not given.
-    """
     size = torch.ones_like(group, dtype=torch.float32) if size is None else size.detach().float()
     share, total, layout = _shares(group, size, num_groups)
-    return MergePlan(group, share, num_groups, max_merged, size=total, layout=layout)
+    return MergePlan(group, share, num_groups, max_merged=2 * r, size=total, layout=layout)
 
 
 def leader_plan(

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from nsr.kernels import tokens as kernels
-from nsr.tokens.matching import alternate, bipartite_plan, cosine, descending, group_plan, unit
+from nsr.tokens.matching import alternate, bipartite_plan, cosine, descending, unit
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule, require_count, require_unpadded
 
@@ -76,8 +76,8 @@ def tome_plan(metric: Tensor, r: int, *, size: Tensor | None = None, num_prefix:
     if r == 0:
         return None
     if kernels.use_kernels(metric):
-        group = kernels.tome_groups(metric.detach(), r, num_prefix)
-        return group_plan(group, length - r, max_merged=2 * r, size=size)
+        layout = kernels.tome_layout(metric.detach(), None if size is None else size.detach(), r, num_prefix)
+        return MergePlan(layout.group, layout.share, length - r, 2 * r, size=layout.size, layout=layout)
     at_a, at_b = alternate(length, num_prefix, metric.device)
     features = unit(metric.detach())
     best, partner = cosine(features[:, at_a], features[:, at_b]).max(dim=-1)  # shape: [B, A]

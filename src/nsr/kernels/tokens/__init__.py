@@ -7,7 +7,7 @@ Every function is an operator that ``torch.compile`` and CUDA graphs take whole;
 from nsr.kernels.tokens.attention import attention
 from nsr.kernels.tokens.choice import needs_grad, token_kernels, use_kernels
 from nsr.kernels.tokens.layout import GroupLayout, lay_out
-from nsr.kernels.tokens.match import best_match, descending, energy, tome_groups
+from nsr.kernels.tokens.match import best_match, descending, energy, tome_layout
 from nsr.kernels.tokens.merge import merge
 from nsr.kernels.tokens.residual import BranchWeights, merge_residual
 
@@ -23,6 +23,6 @@ __all__ = [
     "merge_residual",
     "needs_grad",
     "token_kernels",
-    "tome_groups",
+    "tome_layout",
     "use_kernels",
 ]

@@ -1,7 +1,7 @@
 """The member codes of the null-space branch, tiles of members of groups of two or more, and their gradient.
 
-``c = σ(W2 GELU(h) + b2) ⊙ W_enc u``,  ``h = W1 [u ; LN(x) ; LN(y)] + b1``,  ``u = RMSNorm(x - y)``. Nothing of it is kept
-for the backward pass, which computes it again.
+``c = σ(W2 GELU(h) + b2) ⊙ W_enc u``,  ``h = W1 [u ; LN(x) ; LN(y)] + b1``,  ``u = RMSNorm(x - y)``. Nothing of it is
+kept for the backward pass, which computes it again.
 """
 
 import triton

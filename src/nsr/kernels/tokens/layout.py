@@ -12,7 +12,7 @@ class GroupLayout(NamedTuple):
     Attributes:
         group: Group of each token, ``[B, N]``, int64.
         share: Its share ``t_i = s_i / Σ s`` in the group, ``[B, N]``, fp32; 0 for padding.
-        order: Tokens group by group, ascending within a group, padding last, ``[B, N]``, int32.
+        order: Tokens group by group, in a fixed order within a group, padding last, ``[B, N]``, int32.
         start: Where each group begins in that order, ``[B, G + 1]``, int32; the last entry is the end of the last one.
         size: Size of each group, ``[B, G]``, fp32; 0 without members.
     """
@@ -43,7 +43,7 @@ def _lay_out(group: Tensor, size: Tensor, num_groups: int) -> tuple[Tensor, Tens
 
     batch, length = group.shape
     assert length < 1 << 15, "group and place of a token share one 32-bit number"
-    share, order, start, total = _empty(group, num_groups)
+    share, order, start, total = empty_layout(group, num_groups)
     total.zero_()
     # one tile more than there are tokens where the end of the last group falls on its border
     grid = (triton.cdiv(max(length, num_groups + 1), 32), batch)
@@ -56,10 +56,11 @@ def _lay_out(group: Tensor, size: Tensor, num_groups: int) -> tuple[Tensor, Tens
 
 @_lay_out.register_fake
 def _(group: Tensor, size: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty(group, num_groups)
+    return empty_layout(group, num_groups)
 
 
-def _empty(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def empty_layout(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for share, order, start and size of a layout of ``group``."""
     batch, length = group.shape
     return (
         group.new_empty(batch, length, dtype=torch.float32),

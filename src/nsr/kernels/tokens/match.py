@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsr.kernels.tokens.layout import GroupLayout, empty_layout
+
 
 @torch.library.custom_op("nsr::best_match", mutates_args=())
 def best_match(
@@ -107,32 +109,49 @@ def _(score: Tensor) -> Tensor:
     return score.new_empty(score.shape, dtype=torch.int64)
 
 
-@torch.library.custom_op("nsr::tome_groups", mutates_args=())
-def tome_groups(metric: Tensor, r: int, num_prefix: int) -> Tensor:
-    """ToMe's merge of ``r`` tokens, as the new position of each token: ``[B, N, D] -> [B, N]``, int64.
+def tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -> GroupLayout:
+    """ToMe's merge of ``r`` tokens, keys to layout in two kernels.
 
-    As :func:`nsr.tokens.tome.tome_plan` describes it, with ``1 <= r <= P // 2``.
+    The plan is that of :func:`nsr.tokens.tome.tome_plan`.
+
+    Args:
+        metric: What is compared, ``[B, N, D]``.
+        size: Sizes of the tokens, ``[B, N]``; all 1 if not given.
+        r: Tokens to remove, at least 1 and at most ``P // 2``.
+        num_prefix: Leading tokens that never merge.
     """
+    return GroupLayout(*_tome_layout(metric, size, r, num_prefix))
+
+
+@torch.library.custom_op("nsr::tome_layout", mutates_args=())
+def _tome_layout(
+    metric: Tensor, size: Tensor | None, r: int, num_prefix: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     import triton
 
-    from nsr.kernels.tokens.match_kernels import tome_groups as kernel
+    from nsr.kernels.tokens.match_kernels import tome_layout as kernel
 
     batch, length, _ = metric.shape
     first_a, first_b = num_prefix + (num_prefix > 0), num_prefix + (num_prefix == 0)
     count_a, count_b = (length - first_a + 1) // 2, (length - first_b + 1) // 2
+    assert length < 1 << 15, "both ends of a match share one 32-bit number"
     best, partner = best_match(metric, None, None, first_a, count_a, first_b, count_b, 2, False)
     group = partner.new_empty(batch, length)
+    share, order, start, total = empty_layout(group, length - r)
+    room = order.new_empty(batch * (r + count_b))
     kernel[(batch,)](
-        best, partner, group, length, count_a, count_b, first_a, first_b, num_prefix, r,
+        best, partner, best if size is None else size.float().contiguous(), group, share, order, start, total,
+        room, room[batch * r :], length, count_a, count_b, first_a, first_b, num_prefix, r, SIZED=size is not None,
         BLOCK_A=triton.next_power_of_2(count_a), BLOCK_B=triton.next_power_of_2(max(count_b, num_prefix)),
-        num_warps=4 if count_a <= 512 else 8,
+        BLOCK_R=triton.next_power_of_2(r), BLOCK_C=16, num_warps=4 if count_a <= 128 else 8,
     )  # fmt: skip
-    return group
+    return group, share, order, start, total
 
 
-@tome_groups.register_fake
-def _(metric: Tensor, r: int, num_prefix: int) -> Tensor:
-    return metric.new_empty(metric.shape[:2], dtype=torch.int64)
+@_tome_layout.register_fake
+def _(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    group = metric.new_empty(metric.shape[:2], dtype=torch.int64)
+    return group, *empty_layout(group, metric.shape[1] - r)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -147,30 +147,13 @@ def rank_scores(score_ptr, order_ptr, count, BLOCK_A: tl.constexpr, BLOCK_B: tl.
 
 
 @triton.jit
-def tome_groups(
-    best_ptr,
-    partner_ptr,
-    group_ptr,
-    length,
-    count_a,
-    count_b,
-    first_a,
-    first_b,
-    num_prefix,
-    r,
-    BLOCK_A: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-):
-    """ToMe's groups from the best matches: the ``r`` most similar a join their b. One program a sample.
+def highest(score, inside, r):
+    """Which of a vector of scores are the ``r`` highest; among equals the first.
 
-    The ``r``-th highest score is found bit by bit; among scores equal to it the first positions merge.
+    The ``r``-th highest is found bit by bit, in 32 counts.
     """
-    sample = tl.program_id(0).to(tl.int64)
-    group_ptr += sample * length
-    i = tl.arange(0, BLOCK_A)
-    inside = i < count_a
     # -0.0 + 0.0 is 0.0: equal scores get equal bits
-    bits = (load_scores(best_ptr + sample * count_a, i, inside) + 0.0).to(tl.int32, bitcast=True)
+    bits = (score + 0.0).to(tl.int32, bitcast=True)
     # bits of floats, reordered so that they compare as unsigned numbers
     key = tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True)
     key = tl.where(inside, key, 0)
@@ -183,12 +166,120 @@ def tome_groups(
     above = key > threshold
     level = (key == threshold) & inside
     room = r - tl.sum(above.to(tl.int32), 0)
-    merges = above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room))
+    return above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room))
 
+
+@triton.jit
+def load_size(size_ptr, token, inside, SIZED: tl.constexpr):
+    """Sizes of tokens; 1 where none are given."""
+    if SIZED:
+        return tl.load(size_ptr + token, mask=inside, other=0.0)
+    else:
+        return inside.to(tl.float32)
+
+
+@triton.jit
+def tome_layout(
+    best_ptr,
+    partner_ptr,
+    size_ptr,
+    group_ptr,
+    share_ptr,
+    order_ptr,
+    start_ptr,
+    total_ptr,
+    key_ptr,
+    count_ptr,
+    length,
+    count_a,
+    count_b,
+    first_a,
+    first_b,
+    num_prefix,
+    r,
+    SIZED: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """ToMe's groups from the best matches, laid out: the ``r`` most similar a join their b. One program a sample.
+
+    New order: prefix, the a that stay, all b. In the layout a b comes ahead of the a that joined it. ``key`` and
+    ``count`` are room for the sources, sorted by counting, and for how many each b has.
+    """
+    sample = tl.program_id(0).to(tl.int64)
+    num_groups = length - r
     kept = num_prefix + count_a - r
-    partner = tl.load(partner_ptr + sample * count_a + i, mask=inside, other=0)
-    stays = num_prefix - 1 + tl.cumsum((inside & ~merges).to(tl.int32), 0)
-    tl.store(group_ptr + first_a + 2 * i, tl.where(merges, kept + partner, stays.to(tl.int64)), mask=inside)
+    size_ptr += sample * length
+    group_ptr += sample * length
+    share_ptr += sample * length
+    order_ptr += sample * length
+    start_ptr += sample * (num_groups + 1)
+    total_ptr += sample * num_groups
+    key_ptr += sample * r
+    count_ptr += sample * count_b
+
+    # Who merges; the others are alone in their groups.
+    i = tl.arange(0, BLOCK_A)
+    in_a = i < count_a
+    token_a = first_a + 2 * i
+    merges = highest(load_scores(best_ptr + sample * count_a, i, in_a), in_a, r)
+    partner = tl.load(partner_ptr + sample * count_a + i, mask=in_a, other=0).to(tl.int32)
+    alone = in_a & ~merges
+    stays = num_prefix - 1 + tl.cumsum(alone.to(tl.int32), 0)
+    tl.store(group_ptr + token_a, tl.where(merges, kept + partner, stays).to(tl.int64), mask=in_a)
+    tl.store(order_ptr + stays, token_a, mask=alone)
+    tl.store(start_ptr + stays, stays, mask=alone)
+    tl.store(share_ptr + token_a, tl.full([BLOCK_A], 1.0, tl.float32), mask=alone)
+    tl.store(total_ptr + stays, load_size(size_ptr, token_a, alone, SIZED), mask=alone)
+    tl.store(key_ptr + tl.cumsum(merges.to(tl.int32), 0) - 1, partner * BLOCK_A + i, mask=merges)
+
     j = tl.arange(0, BLOCK_B)
-    tl.store(group_ptr + first_b + 2 * j, (kept + j).to(tl.int64), mask=j < count_b)
-    tl.store(group_ptr + j, j.to(tl.int64), mask=j < num_prefix)
+    in_prefix = j < num_prefix
+    tl.store(group_ptr + j, j.to(tl.int64), mask=in_prefix)
+    tl.store(order_ptr + j, j, mask=in_prefix)
+    tl.store(start_ptr + j, j, mask=in_prefix)
+    tl.store(share_ptr + j, tl.full([BLOCK_B], 1.0, tl.float32), mask=in_prefix)
+    tl.store(total_ptr + j, load_size(size_ptr, j, in_prefix, SIZED), mask=in_prefix)
+    in_b = j < count_b
+    token_b = first_b + 2 * j
+    size_b = load_size(size_ptr, token_b, in_b, SIZED)
+    tl.store(group_ptr + token_b, (kept + j).to(tl.int64), mask=in_b)
+    tl.store(total_ptr + kept + j, size_b, mask=in_b)
+    tl.store(count_ptr + j, tl.zeros([BLOCK_B], tl.int32), mask=in_b)
+    tl.debug_barrier()
+
+    # Each source: how many come ahead of it by (b, position), how many share its b, and their size.
+    k = tl.arange(0, BLOCK_R)
+    in_r = k < r
+    key = tl.load(key_ptr + k, mask=in_r, other=2147483647, volatile=True)
+    to = key // BLOCK_A
+    ahead = tl.zeros([BLOCK_R, BLOCK_C], tl.int32)
+    sharing = tl.zeros([BLOCK_R, BLOCK_C], tl.int32)
+    sizes = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
+    for begin in range(0, r, BLOCK_C):
+        other_k = begin + tl.arange(0, BLOCK_C)
+        other = tl.load(key_ptr + other_k, mask=other_k < r, other=2147483647, volatile=True)
+        other_size = load_size(size_ptr, first_a + 2 * (other % BLOCK_A), other_k < r, SIZED)
+        same = ((other // BLOCK_A)[None, :] == to[:, None]) & (other_k < r)[None, :]
+        ahead += (other[None, :] < key[:, None]).to(tl.int32)
+        sharing += same.to(tl.int32)
+        sizes += tl.where(same, other_size[None, :], 0.0)
+    source = first_a + 2 * (key % BLOCK_A)
+    joined = tl.sum(sizes, 1) + load_size(size_ptr, first_b + 2 * to, in_r, SIZED)
+    tl.store(order_ptr + kept + to + 1 + tl.sum(ahead, 1), source, mask=in_r)
+    share = load_size(size_ptr, source, in_r, SIZED) / tl.where(in_r, joined, 1.0)
+    tl.store(share_ptr + source, share, mask=in_r)
+    # all sources of a b write the same numbers
+    tl.store(total_ptr + kept + to, joined, mask=in_r)
+    tl.store(count_ptr + to, tl.sum(sharing, 1), mask=in_r)
+    tl.debug_barrier()
+
+    count = tl.load(count_ptr + j, mask=in_b, other=0, volatile=True)
+    start = kept + j + tl.cumsum(count, 0) - count
+    tl.store(start_ptr + kept + j, start, mask=in_b)
+    tl.store(start_ptr + num_groups + j, tl.full([BLOCK_B], 0, tl.int32) + length, mask=j == 0)
+    tl.store(order_ptr + start, token_b, mask=in_b)
+    total = tl.load(total_ptr + kept + j, mask=in_b, other=1.0, volatile=True)
+    tl.store(share_ptr + token_b, size_b / total, mask=in_b)

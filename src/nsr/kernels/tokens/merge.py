@@ -9,7 +9,7 @@ from nsr.kernels.tokens.layout import GroupLayout
 
 
 def merge(x: Tensor, layout: GroupLayout) -> Tensor:
-    """``y_g = Σ t_i x_i``, summed in fp32, members ascending: ``[B, N, D] -> [B, G, D]``; differentiable in ``x``."""
+    """``y_g = Σ t_i x_i``, summed in fp32, in a fixed order: ``[B, N, D] -> [B, G, D]``; differentiable in ``x``."""
     return merge_rows(x, layout.group, layout.share, layout.order, layout.start)
 
 

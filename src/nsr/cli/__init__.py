@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from nsr.cli import bench, data
+from nsr.cli import bench, data, run
 from nsr.cli.check import check
 from nsr.cli.demo import demo
 from nsr.cli.explain import explain
@@ -31,6 +31,7 @@ app.command()(operating_point)
 app.command()(report)
 app.command()(runs)
 app.add_typer(data.app, name="data")
+app.add_typer(run.app, name="run")
 app.add_typer(bench.app, name="bench")
 
 

@@ -1,6 +1,5 @@
 """Train node classifiers on one graph: the paper's protocol, the splits of a data set as replicas."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric.nn.conv import GCNConv
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from nsr.data.node_graph import NodeGraph
 from nsr.graph.models import GraphModel
-from nsr.training import checkpoint
+from nsr.training import loop
 from nsr.training.capture import CapturedStep
 from nsr.training.node_metrics import accuracy, roc_auc
 from nsr.training.noise import seed_dropout
-from nsr.training.normalisation import preset_normalisation
+from nsr.training.normalisation import gcn_members, preset_normalisation
 from nsr.training.plateau import Plateau, PlateauRule
-from nsr.training.progress import Progress, Watch, nobody
+from nsr.training.progress import Watch, nobody
 from nsr.training.replicas import Replicas
 
 EPOCHS = 3000
@@ -28,8 +25,7 @@ EVALUATE_EVERY = 10
 RULE = PlateauRule("max", rate=1e-3, patience=50, stop_after=100, min_rate=1e-6)
 WEIGHT_DECAY = 5e-4
 MAX_NORM = 1.0
-_LOOK_EVERY = 100  # epochs between two looks at the device
-SAVE_EVERY = 60.0  # seconds between two checkpoints
+LOOK_EVERY = 100  # epochs between two looks at the device
 
 
 @dataclass(frozen=True)
@@ -81,33 +77,8 @@ def train_nodes(
         configuration: What makes a checkpoint that of this run.
     """
     trainer = _Trainer([seed_dropout(model, seed) for model in models], graph, splits, rule, torch.device(device))
-    configuration = configuration or {}
-    found = checkpoint.load(save_to, configuration) if save_to else None
-    done = 0
-    if found:
-        trainer.load(found[0])
-        done = found[1]
-    began = saved = time.monotonic()
-    while done < epochs:
-        trainer.train()
-        done += 1
-        if done % EVALUATE_EVERY == 0:
-            trainer.evaluate()
-        if done % _LOOK_EVERY and done < epochs:
-            continue
-        plateau, now = trainer.plateau, time.monotonic()
-        active = int(plateau.active.sum())
-        best, rate = plateau.best.tolist(), plateau.rate.tolist()
-        watch(Progress(done, epochs, trainer.val.tolist(), best, rate, active, now - began))
-        if save_to and now - saved >= SAVE_EVERY:
-            checkpoint.save(save_to, trainer.state(), configuration, done)
-            saved = now
-        if not active:
-            break
-    outcome = trainer.outcome(done, time.monotonic() - began)
-    if save_to:
-        save_to.unlink(missing_ok=True)
-    return outcome
+    done, seconds = loop.train(trainer, epochs, LOOK_EVERY, watch, save_to, configuration)
+    return trainer.outcome(done, seconds)
 
 
 class _Trainer:
@@ -130,22 +101,21 @@ class _Trainer:
         masks = (graph.train_masks, graph.val_masks, graph.test_masks)
         train, self.val_mask, self.test_mask = (torch.from_numpy(mask[list(splits)]).to(device) for mask in masks)
         self.weight = train / train.sum(1, keepdim=True)  # shape: [R, N], the mean over training nodes
-        self._normalise(models)
         self.replicas = Replicas(models, device)
+        # GCN's coefficients depend on the graph alone.
+        preset_normalisation(self.replicas.template, *gcn_members(self.edge_index, len(self.labels)))
         self.plateau = Plateau(rule, len(models), device)
         self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
-        self.val = torch.zeros(len(models), device=device)
+        self.latest = torch.zeros(len(models), device=device)
         self.test = torch.zeros(len(models), device=device)
         self.train = CapturedStep(self._train, device)
         self.evaluate = CapturedStep(self._evaluate, device)
 
-    def _normalise(self, models: Sequence[GraphModel]) -> None:
-        """GCN's coefficients depend on the graph alone: compute them once."""
-        members, coefficient = gcn_norm(self.edge_index, num_nodes=len(self.labels), dtype=self.x.dtype)
-        for model in models:
-            for conv in model.modules():
-                if isinstance(conv, GCNConv):
-                    preset_normalisation(conv, members, coefficient)
+    def epoch(self, number: int) -> None:
+        """One step on the whole graph; every tenth time an evaluation."""
+        self.train()
+        if (number + 1) % EVALUATE_EVERY == 0:
+            self.evaluate()
 
     def _logits(self, training: bool) -> Tensor:
         return self.replicas.call(
@@ -166,8 +136,8 @@ class _Trainer:
     @torch.no_grad()
     def _evaluate(self) -> None:
         logits = self._logits(training=False)
-        self.val.copy_(self.metric(logits, self.labels, self.val_mask))
-        improved = self.plateau.update(self.val)
+        self.latest.copy_(self.metric(logits, self.labels, self.val_mask))
+        improved = self.plateau.update(self.latest)
         self.test.copy_(torch.where(improved, self.metric(logits, self.labels, self.test_mask), self.test))
         self.replicas.keep(self.best, improved)
 
@@ -179,11 +149,5 @@ class _Trainer:
         return NodeOutcome(self.plateau.best.tolist(), self.test.tolist(), predictions, best_epoch, epochs, seconds)
 
     def state(self) -> dict[str, Tensor]:
-        parts = {"replicas": self.replicas.state(), "plateau": self.plateau.state()}
-        parts["best"] = {str(number): tensor for number, tensor in enumerate(self.best)}
-        parts["metrics"] = {"val": self.val, "test": self.test}
-        return {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        for name, tensor in self.state().items():
-            tensor.data.copy_(state[name])
+        metrics = {"latest": self.latest, "test": self.test}
+        return loop.named(replicas=self.replicas.state(), plateau=self.plateau.state(), best=self.best, metrics=metrics)

@@ -1,6 +1,5 @@
 """Train on Tree-NeighborsMatch: the paper's protocol, with shared work and any number of seeds at once."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,11 @@ from torch.nn import functional as F
 
 from nsr.data.tree import TreeTask
 from nsr.graph.models import GraphModel
-from nsr.training import checkpoint
+from nsr.training import loop
 from nsr.training.capture import CapturedStep
 from nsr.training.noise import key_of, permutation
 from nsr.training.plateau import Plateau, PlateauRule
-from nsr.training.progress import Progress, Watch, nobody
+from nsr.training.progress import Watch, nobody
 from nsr.training.replicas import Replicas
 from nsr.training.tree_sharing import SharedTrees, assign_slots
 
@@ -27,7 +26,6 @@ RULE = PlateauRule("max", rate=1e-3, patience=1000, stop_after=2000, perfect=1.0
 EPOCHS = 50_000
 _SHUFFLE = 1  # what the hash of an epoch's order is for
 _FRESH_SAMPLES = 6400
-SAVE_EVERY = 60.0  # seconds between two checkpoints
 
 
 @dataclass(frozen=True)
@@ -82,36 +80,9 @@ def train_trees(
         save_to: Where to keep a checkpoint about once a minute; a run that finds one goes on from it.
         configuration: What makes a checkpoint that of this run.
     """
-    device = torch.device(device)
-    trainer = _Trainer(models, tasks, rule, trees_per_batch, device)
-    configuration = configuration or {}
-    found = checkpoint.load(save_to, configuration) if save_to else None
-    done = 0
-    if found:
-        trainer.load(found[0])
-        done = found[1]
-    began = saved = time.monotonic()
-    out_of_time = False
-    while done < epochs and not out_of_time:
-        accuracy = trainer.epoch(done)
-        done += 1
-        if done % look_every and done < epochs:
-            continue
-        plateau, now = trainer.plateau, time.monotonic()
-        active = int(plateau.active.sum())
-        watch(
-            Progress(done, epochs, accuracy.tolist(), plateau.best.tolist(), plateau.rate.tolist(), active, now - began)
-        )
-        out_of_time = max_seconds is not None and now - began > max_seconds
-        if save_to and now - saved >= SAVE_EVERY:
-            checkpoint.save(save_to, trainer.state(), configuration, done)
-            saved = now
-        if not active:
-            break
-    outcome = trainer.outcome(done, time.monotonic() - began)
-    if save_to:
-        save_to.unlink(missing_ok=True)
-    return outcome
+    trainer = _Trainer(models, tasks, rule, trees_per_batch, torch.device(device))
+    done, seconds = loop.train(trainer, epochs, look_every, watch, save_to, configuration, max_seconds)
+    return trainer.outcome(done, seconds)
 
 
 class _Trainer:
@@ -149,18 +120,18 @@ class _Trainer:
         self.weight = torch.zeros(replicas, self.steps, self.batch, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.correct = torch.zeros(replicas, device=device)
+        self.latest = torch.zeros(replicas, device=device)
         self.step = CapturedStep(self._step, device)
 
-    def epoch(self, number: int) -> Tensor:
-        """Train one epoch; the accuracy over it, ``[R]``."""
+    def epoch(self, number: int) -> None:
+        """Train one epoch; the accuracy over it is the monitored metric."""
         self._shuffle(key_of(self.seeds, _SHUFFLE, number))
         self.cursor.zero_()
         self.correct.zero_()
         for _ in range(self.steps):
             self.step()
-        accuracy = self.correct / self.train.shape[1]
-        self.replicas.keep(self.best, self.plateau.update(accuracy))
-        return accuracy
+        torch.div(self.correct, self.train.shape[1], out=self.latest)
+        self.replicas.keep(self.best, self.plateau.update(self.latest))
 
     def _shuffle(self, key: Tensor) -> None:
         """Order the epoch's samples; what fills up the last batch does not count."""
@@ -236,13 +207,7 @@ class _Trainer:
         )
 
     def state(self) -> dict[str, Tensor]:
-        parts = {"replicas": self.replicas.state(), "plateau": self.plateau.state()}
-        parts["best"] = {str(number): tensor for number, tensor in enumerate(self.best)}
-        return {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        for name, tensor in self.state().items():
-            tensor.data.copy_(state[name])
+        return loop.named(replicas=self.replicas.state(), plateau=self.plateau.state(), best=self.best)
 
 
 def _stack(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:

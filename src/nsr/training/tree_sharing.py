@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn.conv import GCNConv
 
 from nsr.graph.models import GraphModel
 from nsr.training.batch_norm import row_weights, weigh_batch_norm
@@ -75,8 +74,7 @@ class SharedTrees(nn.Module):
         # No buffers: the graphs are the same for all replicas and are not stacked with the weights.
         self.graphs = [self._graph(number, len(model.layers), device) for number in range(1, len(model.layers) + 1)]
         for layer, graph in zip(model.layers, self.graphs, strict=True):
-            if isinstance(layer.conv, GCNConv):
-                preset_normalisation(layer.conv, graph.edge_index, graph.gcn_weight)
+            preset_normalisation(layer, graph.edge_index, graph.gcn_weight)
 
     def forward(self, permutations: Tensor, query: Tensor, slot: Tensor, weight: Tensor) -> Tensor:
         """Logits of the roots.

@@ -1,0 +1,260 @@
+"""The graph half of ``nsr run``: trees, heterophilous nodes, ZINC, the ablation and the diagnostic."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+
+    from nsr.experiments.replicated import Configuration
+    from nsr.training.progress import Progress, Watch
+
+Depths = Annotated[str, typer.Option("--depth", help="Tree depths by commas, from 2 to 8.")]
+Datasets = Annotated[str, typer.Option("--dataset", help="Data sets by commas; `nsr data list` names them.")]
+Backbones = Annotated[str, typer.Option("--backbone", help="Backbones by commas: gcn,sage,gin.")]
+Variants = Annotated[
+    str, typer.Option("--variant", help="Variants by commas: original,nsr,raw-source,post-aggregation,matched.")
+]
+Seeds = Annotated[str, typer.Option("--seed", help="Seeds by commas or as a range, such as 0-9.")]
+Splits = Annotated[str, typer.Option("--split", help="Splits by commas or as a range, such as 0-9. Default: all.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs at most. Default: the paper's.")]
+Minutes = Annotated[float | None, typer.Option(help="End each configuration after so many minutes with what it has.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … Default: a GPU if there is one.")]
+Precision = Annotated[str | None, typer.Option(help="Matrix products in fp32 or tf32. Default: tf32 on a GPU.")]
+Together = Annotated[int, typer.Option(min=1, help="Seeds or splits trained at once; fewer need less memory.")]
+Results = Annotated[Path, typer.Option(help="Where results go, one JSON a run.")]
+Outputs = Annotated[Path, typer.Option(help="Where unfinished runs are kept.")]
+Data = Annotated[Path | None, typer.Option(help="Where the data is. Default: $NSR_DATA or the user's cache folder.")]
+Force = Annotated[bool, typer.Option("--force", help="Run again what has a result.")]
+
+_RESULTS, _OUTPUTS, _BACKBONES = Path("results"), Path("outputs"), "gcn,sage,gin"
+_AT_HAND = "minesweeper,tolokers,actor,chameleon-filtered"
+
+
+def add_graph(app: typer.Typer) -> None:
+    """Add the graph experiments to ``nsr run``."""
+    for command in (tree, heterophily, zinc, graph_ablation, diagnostic):
+        app.command(command.__name__.replace("_", "-"))(command)
+
+
+def tree(
+    depth: Depths = "2,3,4,5,6,7,8",
+    backbone: Backbones = _BACKBONES,
+    variant: Variants = "original,nsr",
+    seed: Seeds = "11",
+    epochs: Epochs = None,
+    minutes: Minutes = None,
+    device: Device = None,
+    precision: Precision = None,
+    together: Together = 10,
+    results: Results = _RESULTS,
+    outputs: Outputs = _OUTPUTS,
+    force: Force = False,
+) -> None:
+    """Train on Tree-NeighborsMatch: training accuracy by depth, and accuracy on fresh permutations."""
+    chosen = _device(device, precision)
+    from nsr.data.tree import DEPTHS
+    from nsr.experiments.tree import tree_configurations
+
+    depths = _integers("--depth", depth)
+    if not set(depths) <= set(DEPTHS):
+        raise ValueError(f"--depth {depth}: trees have depths {DEPTHS.start} to {DEPTHS.stop - 1}.")
+    seconds = None if minutes is None else 60 * minutes
+    seeds = _integers("--seed", seed)
+    configurations = tree_configurations(
+        depths, *_models(backbone, variant), seeds, chosen, epochs, max_seconds=seconds
+    )
+    _run(configurations, chosen, results, outputs, together, force)
+
+
+def heterophily(
+    dataset: Datasets = _AT_HAND,
+    backbone: Backbones = _BACKBONES,
+    variant: Variants = "original,nsr",
+    split: Splits = "",
+    epochs: Epochs = None,
+    device: Device = None,
+    precision: Precision = None,
+    together: Together = 10,
+    results: Results = _RESULTS,
+    outputs: Outputs = _OUTPUTS,
+    data: Data = None,
+    force: Force = False,
+) -> None:
+    """Train node classifiers on heterophilous graphs: accuracy or ROC-AUC over the official splits."""
+    chosen = _device(device, precision)
+    from nsr.experiments.heterophily import heterophily_configurations
+
+    splits = _integers("--split", split) if split else None
+    configurations = heterophily_configurations(
+        _names(dataset), *_models(backbone, variant), splits, chosen, epochs, data
+    )
+    _run(configurations, chosen, results, outputs, together, force)
+
+
+def zinc(
+    backbone: Backbones = _BACKBONES,
+    variant: Variants = "original,nsr",
+    seed: Seeds = "0-9",
+    epochs: Epochs = None,
+    device: Device = None,
+    precision: Precision = None,
+    together: Together = 10,
+    results: Results = _RESULTS,
+    outputs: Outputs = _OUTPUTS,
+    data: Data = None,
+    force: Force = False,
+) -> None:
+    """Train graph regression on ZINC: test MAE over seeds."""
+    chosen = _device(device, precision)
+    from nsr.experiments.zinc import zinc_configurations
+
+    configurations = zinc_configurations(*_models(backbone, variant), _integers("--seed", seed), chosen, epochs, data)
+    _run(configurations, chosen, results, outputs, together, force)
+
+
+def graph_ablation(
+    dataset: Datasets = "minesweeper",
+    backbone: Backbones = _BACKBONES,
+    split: Splits = "",
+    epochs: Epochs = None,
+    device: Device = None,
+    precision: Precision = None,
+    together: Together = 10,
+    results: Results = _RESULTS,
+    outputs: Outputs = _OUTPUTS,
+    data: Data = None,
+    force: Force = False,
+) -> None:
+    """Train the controls beside the method: post-aggregation only, raw source, and a wider original of equal size."""
+    heterophily(
+        dataset,
+        backbone,
+        "original,post-aggregation,raw-source,nsr,matched",
+        split,
+        epochs,
+        device,
+        precision,
+        together,
+        results,
+        outputs,
+        data,
+        force,
+    )
+
+
+def diagnostic(
+    dataset: Datasets = "roman-empire,minesweeper,actor",
+    backbone: Backbones = _BACKBONES,
+    results: Results = _RESULTS,
+    data: Data = None,
+    force: Force = False,
+) -> None:
+    """Score how much label structure aggregation hides; with trained models, accuracy by decile of the score."""
+    from nsr.data.heterophilous import canonical
+    from nsr.experiments.diagnostic import run_accuracy, run_scores
+
+    datasets = [canonical(name).replace("_", "-") for name in _names(dataset)]
+    backbones, _ = _models(backbone, "original")
+    run_scores(datasets, backbones, results, folder=data, force=force, say=typer.echo)
+    run_accuracy(datasets, backbones, results, say=typer.echo)
+
+
+def _run(
+    configurations: "Sequence[Configuration]",
+    device: "torch.device",
+    results: Path,
+    outputs: Path,
+    together: int,
+    force: bool,
+) -> None:
+    from nsr.experiments.replicated import run_configurations
+
+    run_configurations(
+        configurations,
+        results,
+        outputs,
+        device,
+        together=together,
+        force=force,
+        say=typer.echo,
+        watch=lambda name: _line(name, sys.stderr.isatty()),
+    )
+
+
+def _line(name: str, terminal: bool) -> "Watch":
+    """One live line a run; without a terminal, one line now and then."""
+    next_at = 0.0
+
+    def watch(progress: "Progress") -> None:
+        nonlocal next_at
+        if not terminal and progress.seconds < next_at:
+            return
+        next_at = progress.seconds + 30
+        rate = progress.epoch / max(progress.seconds, 1e-9)
+        best = sum(progress.best) / len(progress.best)
+        latest = sum(progress.metric) / len(progress.metric)
+        left = (progress.epochs - progress.epoch) / rate
+        text = (
+            f"  {name}: epoch {progress.epoch}/{progress.epochs}, mean {latest:.4f}, best {best:.4f}, "
+            f"{progress.active} training, {rate:.1f} epochs/s, at most {left:.0f} s left"
+        )
+        ends = progress.epoch == progress.epochs or not progress.active
+        typer.echo(f"\r{text:<118}" if terminal else text, err=True, nl=not terminal or ends)
+
+    return watch
+
+
+def _device(name: str | None, precision: str | None) -> "torch.device":
+    """The device to train on, and the precision of its matrix products."""
+    import torch
+
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"--device {name!r} is no device; expected cpu, cuda or cuda:1, for example.") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ValueError(f"--device {name}: this machine has {count} CUDA devices. Use --device cpu.")
+    elif device.type != "cpu":
+        raise ValueError(f"--device {name}: expected cpu or cuda.")
+    known = {"fp32": "highest", "tf32": "high"}
+    precision = precision or ("tf32" if device.type == "cuda" else "fp32")
+    if precision not in known:
+        raise ValueError(f"--precision is {precision!r}; expected fp32 or tf32.")
+    torch.set_float32_matmul_precision(known[precision])
+    return device
+
+
+def _models(backbone: str, variant: str) -> tuple[list[Any], list[Any]]:
+    from nsr.experiments.graph_models import BACKBONES, VARIANTS
+
+    chosen = []
+    for option, given, known in (("--backbone", backbone, BACKBONES), ("--variant", variant, VARIANTS)):
+        names = _names(given)
+        if not names or not set(names) <= set(known):
+            raise ValueError(f"{option} {given!r}: expected names among {', '.join(known)}.")
+        chosen.append(names)
+    return chosen[0], chosen[1]
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def _integers(option: str, given: str) -> list[int]:
+    """``"0-2,5"`` to ``[0, 1, 2, 5]``."""
+    numbers: list[int] = []
+    for part in _names(given):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()):
+            raise ValueError(f"{option} {given!r}: expected numbers by commas or a range, such as 0,1,2 or 0-9.")
+        numbers += range(int(first), int(last or first) + 1)
+    if not numbers:
+        raise ValueError(f"{option} {given!r} names nothing.")
+    return numbers

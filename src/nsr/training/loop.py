@@ -1,0 +1,89 @@
+"""The outer loop that every task shares: epochs, looks, checkpoints, the end. What an epoch is, the task says."""
+
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from nsr.training import interruption
+from nsr.training.checkpoint import Keeper
+from nsr.training.plateau import Plateau
+from nsr.training.progress import Progress, Watch
+
+SAVE_EVERY = 60.0  # seconds between two checkpoints
+
+
+class Trainer(Protocol):
+    """The state of a run and its epoch.
+
+    Attributes:
+        plateau: Schedule and stopping of each replica.
+        latest: The monitored metric at the latest evaluation, ``[R]``.
+    """
+
+    plateau: Plateau
+    latest: Tensor
+
+    def epoch(self, number: int) -> None:
+        """Train epoch ``number``, counted from 0; evaluate where it is time to."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that an epoch changes."""
+
+
+def train(
+    trainer: Trainer,
+    epochs: int,
+    look_every: int,
+    watch: Watch,
+    save_to: Path | None = None,
+    configuration: dict[str, Any] | None = None,
+    max_seconds: float | None = None,
+) -> tuple[int, float]:
+    """Train until every replica has stopped, the epochs are done, or the time is up.
+
+    Args:
+        trainer: What to train.
+        epochs: At most so many.
+        look_every: Epochs between two looks at the device; between them nothing is read back from it.
+        watch: Told where the run stands at each look.
+        save_to: Where to keep a checkpoint, about once a minute; a run that finds one goes on from it. It stays there:
+            whoever has written down the result removes it.
+        configuration: What makes a checkpoint that of this run.
+        max_seconds: Stop at the first look after this time.
+
+    Returns:
+        Epochs done, and seconds since the start or the resumption.
+    """
+    keeper = Keeper(save_to, configuration or {}, SAVE_EVERY)
+    done, found = 0, keeper.resume()
+    if found:
+        saved_state, done = found
+        for name, tensor in trainer.state().items():
+            tensor.data.copy_(saved_state[name])
+    began = time.monotonic()
+    while done < epochs:
+        trainer.epoch(done)
+        done += 1
+        if done % look_every and done < epochs:
+            continue
+        plateau = trainer.plateau
+        active = int(plateau.active.sum())
+        seconds = time.monotonic() - began
+        best, rate = plateau.best.tolist(), plateau.rate.tolist()
+        watch(Progress(done, epochs, trainer.latest.tolist(), best, rate, active, seconds))
+        if not active or (max_seconds is not None and seconds >= max_seconds):
+            break
+        keeper.keep(trainer.state, done)
+        interruption.leave_if_requested()
+    return done, time.monotonic() - began
+
+
+def named(**parts: dict[str, Tensor] | list[Tensor]) -> dict[str, Tensor]:
+    """The states of the parts of a trainer as one: ``part.name`` for each tensor."""
+    return {
+        f"{part}.{name}": tensor
+        for part, state in parts.items()
+        for name, tensor in (state.items() if isinstance(state, dict) else enumerate(state))
+    }

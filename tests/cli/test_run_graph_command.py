@@ -1,0 +1,122 @@
+"""``nsr run`` on graphs: one result a cell, made once, on generated data."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nsr.cli import app
+from nsr.data import heterophilous
+from nsr.data.minesweeper import minesweeper
+from nsr.experiments import heterophily as experiment
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["run", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def small_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board and a model so small that an epoch takes milliseconds."""
+    monkeypatch.setattr(heterophilous, "minesweeper", lambda: minesweeper(side=10, splits=3))
+    monkeypatch.setattr(experiment, "WIDTH", 8)
+
+
+def test_tree_writes_one_result_a_cell_and_skips_what_is_there(tmp_path: Path) -> None:
+    options = ["tree", "--depth", "2", "--backbone", "gcn", "--seed", "11,12", "--epochs", "3"]
+    places = ["--device", "cpu", "--results", str(tmp_path / "r"), "--outputs", str(tmp_path / "o")]
+    run(*options, *places)
+    files = sorted((tmp_path / "r" / "tree").glob("*.json"))
+    assert [file.stem for file in files] == [
+        "2-gcn-nsr-11",
+        "2-gcn-nsr-12",
+        "2-gcn-original-11",
+        "2-gcn-original-12",
+    ]
+    result = json.loads(files[0].read_text())
+    assert result["cell"] == {"depth": 2, "backbone": "gcn", "variant": "nsr", "seed": 11}
+    assert 0 <= result["metrics"]["train_accuracy"] <= 1
+    assert result["metrics"]["params"] > json.loads(files[2].read_text())["metrics"]["params"]
+    assert result["command"] == "nsr run tree --depth 2 --backbone gcn --variant nsr --seed 11,12"
+    before = files[0].read_text()
+    assert run(*options, *places).count("there already") == 2
+    assert files[0].read_text() == before
+    assert "train_accuracy" in run(*options, *places, "--force")
+    assert list((tmp_path / "o" / "unfinished").glob("*")) == []
+
+
+def test_heterophily_and_diagnostic(tmp_path: Path, small_board: None) -> None:
+    places = ["--dataset", "minesweeper-generated", "--backbone", "gcn", "--results", str(tmp_path)]
+    run("heterophily", *places, "--split", "0-1", "--epochs", "20", "--device", "cpu", "--outputs", str(tmp_path))
+    result = json.loads((tmp_path / "heterophily" / "minesweeper-generated-gcn-nsr-1.json").read_text())
+    assert set(result["metrics"]) >= {"val", "test", "params", "accuracy_by_bin"}
+    assert sum(result["metrics"]["count_by_bin"]) == 25
+    said = run("diagnostic", *places)
+    assert "mean score" in said
+    collected = json.loads((tmp_path / "diagnostic" / "minesweeper-generated-gcn-nsr-1.json").read_text())
+    assert collected["experiment"] == "diagnostic"
+    assert collected["metrics"]["accuracy_by_bin"] == result["metrics"]["accuracy_by_bin"]
+
+
+def test_ablation_has_every_variant(tmp_path: Path, small_board: None) -> None:
+    options = ["--dataset", "minesweeper-generated", "--backbone", "sage", "--split", "0", "--epochs", "10"]
+    run("graph-ablation", *options, "--device", "cpu", "--results", str(tmp_path), "--outputs", str(tmp_path))
+    found = {}
+    for path in (tmp_path / "heterophily").glob("*.json"):
+        result = json.loads(path.read_text())
+        found[result["cell"]["variant"]] = result["metrics"]["params"]
+    assert set(found) == {"original", "nsr", "raw-source", "post-aggregation", "matched"}
+    assert found["nsr"] == found["raw-source"] == found["post-aggregation"]
+    assert found["original"] < found["nsr"]
+
+
+@pytest.mark.data
+def test_zinc(tmp_path: Path, data_dir: Path) -> None:
+    options = ["--backbone", "gin", "--variant", "original", "--seed", "0", "--epochs", "1", "--data", str(data_dir)]
+    run("zinc", *options, "--device", "cpu", "--results", str(tmp_path), "--outputs", str(tmp_path))
+    result = json.loads((tmp_path / "zinc" / "gin-original-0.json").read_text())
+    assert 0.3 < result["metrics"]["test_mae"] < 3
+
+
+@pytest.mark.data
+def test_diagnostic_on_roman_empire(tmp_path: Path, data_dir: Path) -> None:
+    run("diagnostic", "--dataset", "roman-empire", "--data", str(data_dir), "--results", str(tmp_path))
+    means = {}
+    for path in (tmp_path / "diagnostic").glob("*.json"):
+        result = json.loads(path.read_text())
+        means[result["cell"]["backbone"]] = round(result["metrics"]["mean_score"], 5)
+    assert means == {"gcn": 0.71469, "gin": 0.71328, "sage": 0.63590}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tree", "--depth", "9"], "depths 2 to 8"),
+        (["tree", "--backbone", "gat"], "names among gcn, sage, gin"),
+        (["tree", "--variant", "nsr,best"], "names among original, nsr"),
+        (["tree", "--seed", "x"], "such as 0,1,2 or 0-9"),
+        (["tree", "--device", "cuda:77"], "CUDA devices. Use --device cpu"),
+        (["tree", "--device", "abacus"], "is no device"),
+        (["tree", "--precision", "fp8"], "expected fp32 or tf32"),
+        (["heterophily", "--dataset", "cora"], "no data set 'cora'"),
+        (["heterophily", "--dataset", "minesweeper-generated", "--split", "12"], "splits 0 to 9"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(*arguments)
+
+
+def test_out_of_memory_says_what_lowers_it(tmp_path: Path, small_board: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(experiment, "train_nodes", full)
+    options = ["--dataset", "minesweeper-generated", "--backbone", "gcn", "--variant", "nsr", "--device", "cpu"]
+    with pytest.raises(ValueError, match=r"does not hold 3 replicas.*--together"):
+        run("heterophily", *options, "--results", str(tmp_path), "--outputs", str(tmp_path))

@@ -119,7 +119,7 @@ def _tree(draw: random.Random) -> Iterator[dict[str, Any]]:
                     fit = (1.0 if depth < 7 else 0.9 - 0.1 * (depth - 7)) if variant == "nsr" else original
                     cell = {"depth": depth, "backbone": backbone, "variant": variant, "seed": seed}
                     metrics = {"train_accuracy": fit, "test_accuracy": fit * 0.99, "fresh_accuracy": fit * 0.9}
-                    config = {"samples": 32000, "layers": depth + 1, "batch_size": 1024}
+                    config = {"samples": 32000, "layers": depth + 1, "batch": 1024}
                     yield document("tree", cell, metrics, config=config)
 
 
@@ -127,14 +127,14 @@ def _diagnostic(draw: random.Random) -> Iterator[dict[str, Any]]:
     for dataset in ("minesweeper", "actor"):
         for backbone in ("gcn", "gin", "sage"):
             for split in range(10):
-                cell = {"dataset": dataset, "backbone": backbone, "split": split}
-                bins = {
-                    variant: [0.85 + slope * i + draw.gauss(0, 0.01) for i in range(10)]
-                    for variant, slope in (("original", -0.02), ("nsr", -0.002))
-                }
-                if split == 3:
-                    bins["nsr"][9] = bins["original"][9] = None  # an empty bin
-                yield document("diagnostic", cell, {**bins, "count": [100] * 10})
+                for variant, slope in (("original", -0.02), ("nsr", -0.002)):
+                    cell = {"dataset": dataset, "backbone": backbone, "variant": variant, "split": split}
+                    bins: list[float | None] = [0.85 + slope * i + draw.gauss(0, 0.01) for i in range(10)]
+                    if split == 3:
+                        bins[9] = None  # an empty bin
+                    yield document("diagnostic", cell, {"accuracy_by_bin": bins, "count_by_bin": [100] * 10})
+            scores = {"mean_score": 0.7, "deciles": [i / 10 for i in range(11)], "zero_share": 0.01}
+            yield document("diagnostic", {"dataset": dataset, "backbone": backbone, "variant": "scores"}, scores)
 
 
 def _numerics(draw: random.Random) -> Iterator[dict[str, Any]]:
@@ -166,9 +166,29 @@ def _bench() -> Iterator[dict[str, Any]]:
     arms = {name: _arm(256, rate, rate / 60900) for name, rate in speeds.items()}
     metrics = {"224x224 batch 256": {**arms, "stages": {"matching": 0.4}}, "512x512 batch 32": arms}
     yield document("bench", {"bench": "tokens", "machine": "h200"}, metrics)
-    steps = {"literal, eager": 113.8, "literal, compiled": 33.5, "plain GCN, compiled": 3.9, "NSR, fused": 7.6}
-    graph = {name: {"milliseconds": {"median": t, "low": 0.97 * t, "high": 1.05 * t}} for name, t in steps.items()}
-    yield document("bench", {"bench": "graph", "machine": "h200"}, {"tolokers": graph})
+    steps = {
+        "GCN, eager": 15.2,
+        "GCN, compiled": 3.9,
+        "NSR as worded, eager": 113.8,
+        "NSR as worded, compiled": 33.5,
+        "NSR, captured, TF32": 7.6,
+        "NSR, compiled and captured, TF32": 7.1,
+    }
+    graph: dict[str, Any] = {name: {"milliseconds": _times(time), "peak_bytes": None} for name, time in steps.items()}
+    errors = {"path": "fused", "fp32": {"out": 1e-6}}
+    yield document("bench", {"bench": "graph", "machine": "h200"}, {"tolokers": {**graph, "kernel errors": errors}})
+    growth = {
+        f"{members:,} members": {
+            name: {"milliseconds": _times(factor * members / 1e6 + 0.1), "nanoseconds_per_member": factor}
+            for name, factor in (("GCN", 2.0), ("NSR", 6.0))
+        }
+        for members in (10**4, 10**5, 10**6, 10**7)
+    }
+    yield document("bench", {"bench": "scale", "machine": "h200"}, growth)
+
+
+def _times(median: float) -> dict[str, float]:
+    return {"median": median, "low": 0.98 * median, "high": 1.04 * median}
 
 
 def _arm(batch: int, rate: float, speed_up: float) -> dict[str, Any]:
@@ -177,5 +197,5 @@ def _arm(batch: int, rate: float, speed_up: float) -> dict[str, Any]:
         "images_per_second": rate,
         "speed_up": speed_up,
         "peak_bytes": 2**30,
-        "milliseconds": {"median": time, "low": 0.98 * time, "high": 1.04 * time},
+        "milliseconds": _times(time),
     }

@@ -1,7 +1,7 @@
-"""Benchmarks: one chart a case with the limit drawn in, and all numbers as tables.
+"""Benchmarks: one chart a case with the limit drawn in, growth with size, and all numbers as tables.
 
 A benchmark's metrics are ``{case: {arm: {"milliseconds": {"median", "low", "high"}, ...}}}``, every arm of a case
-measured interleaved in one process. The arm that drops tokens for free is no peer but the limit.
+measured interleaved in one process.
 """
 
 from collections.abc import Iterator
@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsr.report.book import Book
-from nsr.report.chart import Axis, Chart
+from nsr.report.chart import Axis, Chart, number
 from nsr.report.figure import Figure, Key, Panel
-from nsr.report.names import name
 from nsr.report.read import Run
 from nsr.report.table import Cell, Row, Table, measured
 
-LIMIT = "free drop"
 RATE = "images_per_second"
-OURS = "NSR"  # arms that have it in their name are what the benchmark is about
+SCALE = "scale"  # the benchmark whose cases are sizes
+# What nobody can beat, by benchmark: how the arm's name begins, and what the line is called.
+LIMITS = {
+    "tokens": ("free drop", "limit: tokens dropped for free"),
+    "train": ("free drop", "limit: tokens dropped for free"),
+    "graph": ("GCN, compiled", "limit: no branch at all, the plain GCN compiled"),
+}
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,20 @@ class Case:
     arms: dict[str, dict[str, Any]]
 
     @property
+    def kind(self) -> str:
+        """Which benchmark."""
+        return str(self.run.cell.get("bench"))
+
+    @property
+    def machine(self) -> str:
+        """Where it ran."""
+        return str(self.run.cell.get("machine") or self.run.environment.get("device") or "unknown machine")
+
+    @property
     def limit(self) -> dict[str, Any] | None:
         """The arm that cannot be beaten, where there is one."""
-        return next((arm for title, arm in self.arms.items() if title.startswith(LIMIT)), None)
+        begin = LIMITS.get(self.kind, ("", ""))[0]
+        return next((arm for title, arm in self.arms.items() if begin and title.startswith(begin)), None)
 
 
 def cases(book: Book) -> Iterator[Case]:
@@ -39,150 +54,182 @@ def cases(book: Book) -> Iterator[Case]:
     for run in book.experiment("bench"):
         for title, arms in run.metrics.items():
             if isinstance(arms, dict):
-                timed = {arm: entry for arm, entry in arms.items() if _median(entry) is not None}
+                timed = {arm: entry for arm, entry in arms.items() if _is_timed(entry)}
                 if timed:
                     yield Case(run, title, timed)
 
 
-def _median(entry: Any) -> float | None:
+def _is_timed(entry: Any) -> bool:
     times = entry.get("milliseconds") if isinstance(entry, dict) else None
-    median = times.get("median") if isinstance(times, dict) else None
-    return median if isinstance(median, int | float) and median > 0 else None
+    quartiles = [times.get(key) for key in ("median", "low", "high")] if isinstance(times, dict) else [None]
+    return all(isinstance(time, int | float) and time > 0 for time in quartiles)
+
+
+def is_ours(title: str) -> bool:
+    """Whether an arm is the library's branch, rather than a peer or the branch as the paper words it."""
+    return "NSR" in title and "as worded" not in title
 
 
 def bench_figures(book: Book) -> list[Figure]:
     """Quality against measured speed, then one figure a benchmark."""
-    figures = [_quality_by_speed(book)]
     found = list(cases(book))
-    kinds = list(dict.fromkeys(str(case.run.cell.get("bench")) for case in found)) or ["tokens"]
-    for kind in kinds:
-        own = [case for case in found if str(case.run.cell.get("bench")) == kind]
-        rated = any(RATE in arm for case in own for arm in case.arms.values())
-        keys = [Key("with NSR", 1, "bar"), Key("without", 0, "bar")]
-        keys += [Key("limit: tokens dropped for free", 5, "limit")] if any(case.limit for case in own) else []
-        figures.append(
-            Figure(
-                f"ours:bench-{kind}",
-                f"Benchmark: {kind}",
-                tuple(Panel(f"{case.title}, {_machine(case.run)}", _bars(case)) for case in own),
-                tuple(keys),
-                f"{'Images a second, longer is better' if rated else 'Milliseconds a step, shorter is better'}. "
-                "Median over interleaved rounds in one process; whiskers are the quartiles.",
-                len({case.run.path for case in own}),
-                f"nsr bench {kind}",
-                ours=True,
-            )
-        )
-    return figures
+    kinds = list(dict.fromkeys(case.kind for case in found)) or ["tokens", "graph"]
+    return [_quality_by_speed(book, found), *(_figure(kind, [c for c in found if c.kind == kind]) for kind in kinds)]
 
 
-def _machine(run: Run) -> str:
-    return str(run.cell.get("machine") or run.environment.get("device") or "unknown machine")
+def _figure(kind: str, own: list[Case]) -> Figure:
+    rated = any(RATE in arm for case in own for arm in case.arms.values())
+    if kind == SCALE:
+        panels, keys, what = _growth(own)
+    else:
+        panels = tuple(Panel(f"{case.title}, {case.machine}", _bars(case)) for case in own)
+        keys = (Key("NSR of this library", 1, "bar"), Key("peers", 0, "bar"))
+        keys += (Key(LIMITS[kind][1], 5, "limit"),) if any(case.limit for case in own) else ()
+        what = "Images a second, longer is better" if rated else "Milliseconds a step, shorter is better"
+    return Figure(
+        f"ours:bench-{kind}",
+        f"Benchmark: {kind}",
+        panels,
+        keys,
+        f"{what}. Medians over interleaved rounds in one process.",
+        len({case.run.path for case in own}),
+        f"nsr bench {kind}",
+        ours=True,
+    )
 
 
-def _speed(arm: dict[str, Any], quartile: str = "median") -> float:
+def _speed(arm: dict[str, Any]) -> float:
     """Images a second where that is measured, else milliseconds."""
-    times = arm["milliseconds"]
-    if RATE in arm:
-        return arm[RATE] * times["median"] / times[quartile]
-    return times[quartile]
+    return arm.get(RATE) or arm["milliseconds"]["median"]
 
 
 def _bars(case: Case) -> str:
-    peers = {title: arm for title, arm in case.arms.items() if not title.startswith(LIMIT)}
-    speeds = {title: _speed(arm) for title, arm in peers.items()}
+    peers = {title: arm for title, arm in case.arms.items() if not title.startswith("free drop")}
     limit = _speed(case.limit) if case.limit else None
-    top = 1.08 * max([*speeds.values(), limit or 0.0])
+    top = 1.22 * max([_speed(arm) for arm in peers.values()] + [limit or 0.0])
     rows = len(peers)
     places = tuple(float(rows - i) for i in range(rows))
     unit = "images a second" if any(RATE in arm for arm in peers.values()) else "milliseconds"
+    names = tuple(title.replace("compiled and captured", "comp. + captured") for title in peers)
     chart = Chart(
-        f"{case.title}, {_machine(case.run)}",
+        f"{case.title}, {case.machine}",
         Axis(0, top, unit),
-        Axis(0.4, rows + 0.6, "", places, names=tuple(map(_short, peers))),
-        height=66 + 24 * rows,
-        left=140,
+        Axis(0.4, rows + 0.6, "", places, names=names),
+        height=56 + 21 * rows,
+        left=min(180, 12 + round(5.7 * max(map(len, names)))),
     )
     for place, (title, arm) in zip(places, peers.items(), strict=True):
-        speed = speeds[title]
-        note = f"{title}: {speed:,.4g} {unit}"
-        chart.bar((0, place), (speed, place), 12, 1 if OURS in title else 0, note)
-        if {"low", "high"} <= arm["milliseconds"].keys():
-            chart.rule((min(_speed(arm, "low"), top), place), (min(_speed(arm, "high"), top), place), "whisker")
+        speed, times = _speed(arm), arm["milliseconds"]
+        note = f"{title}: {speed:,.4g} {unit}, quartiles {times['low']:.4g} to {times['high']:.4g} ms"
+        chart.bar((0, place), (speed, place), 11, 1 if is_ours(title) else 0, note)
+        chart.say((speed, place), f"{speed:,.0f}" if speed >= 1000 else f"{speed:.3g}", shift=(4, 3.5))
     if limit is not None:
         chart.rule((limit, 0.4), (limit, rows + 0.6))
     return chart.svg()
 
 
-def _short(title: str) -> str:
-    return title.replace("compiled and captured", "captured")
+def _growth(own: list[Case]) -> tuple[tuple[Panel, ...], tuple[Key, ...], str]:
+    """Milliseconds by members, both logarithmic, one panel a machine."""
+    series = {arm: i for i, arm in enumerate(dict.fromkeys(title for case in own for title in case.arms))}
+    panels = []
+    for machine in dict.fromkeys(case.machine for case in own):
+        here = {_members(case.title): case.arms for case in own if case.machine == machine and _members(case.title)}
+        times = [arm["milliseconds"]["median"] for arms in here.values() for arm in arms.values()]
+        if len(here) < 2:
+            continue
+        chart = Chart(
+            f"Step time by members, {machine}",
+            Axis(min(here), max(here), "members", logarithmic=True),
+            Axis(min(times) / 1.5, 1.5 * max(times), "milliseconds a step", logarithmic=True),
+        )
+        for title, i in series.items():
+            points = [
+                (float(size), arms[title]["milliseconds"]["median"]) for size, arms in here.items() if title in arms
+            ]
+            chart.line(points, i % 6, "" if is_ours(title) else "dash")
+            for size, time in points:
+                chart.dot((size, time), i % 6, f"{title}, {size:,.0f} members: {time:.4g} ms")
+        panels.append(Panel(machine, chart.svg()))
+    keys = tuple(Key(title, i % 6, "line" if is_ours(title) else "dash") for title, i in series.items())
+    return tuple(panels), keys, "Time of a training step by the number of members; a straight line is linear growth"
 
 
-def _quality_by_speed(book: Book) -> Figure:
+def _members(title: str) -> int:
+    digits = title.split(" ")[0].replace(",", "")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _quality_by_speed(book: Book, found: list[Case]) -> Figure:
     """mIoU on VOC against measured images a second: the full model, the merged one, and the one with NSR."""
     models = {
-        "full": ("none", "1.0x", "original"),
-        "merged": ("tome", "3.4x", "original"),
-        "merged + NSR": ("tome", "3.4x", "nsr"),
+        "full": {"merger": "none", "point": "1.0x", "variant": "original"},
+        "merged": {"merger": "tome", "point": "3.4x", "variant": "original"},
+        "merged + NSR": {"merger": "tome", "point": "3.4x", "variant": "nsr"},
     }
-    panels, total = [], 0
-    for case in cases(book):
-        if case.run.cell.get("bench") != "tokens" or not case.title.startswith("224x224"):
+    quality = {title: measured(book, "", "voc", where, "miou", scale=100) for title, where in models.items()}
+    panels = []
+    for case in found:
+        if case.kind != "tokens" or not case.title.startswith("224x224"):
             continue
-        points = []
-        for title, cell in models.items():
-            quality = measured(
-                book, "", "voc", dict(zip(("merger", "point", "variant"), cell, strict=True)), "miou", scale=100
-            )
-            own = [arm for arm_title, arm in case.arms.items() if arm_title.split(",")[0] == title]
-            rates = [arm[RATE] for arm in own if RATE in arm]
-            if quality.value is not None and rates:
-                points.append((title, max(rates), quality))
-                total += quality.count
-        if len(points) < 2:
+        rates = {
+            title: max((_speed(arm) for name, arm in case.arms.items() if name.split(",")[0] == title), default=0.0)
+            for title in models
+        }
+        shown = [title for title in models if rates[title] and quality[title].value is not None]
+        if len(shown) < 2:
             continue
         chart = Chart(
             f"mIoU by images a second, {case.title}",
-            Axis(0, 1.2 * max(rate for _, rate, _ in points), "images a second"),
-            Axis(0, 70, "mIoU on VOC, per cent"),
+            Axis(0, 1.25 * max(rates.values()), "images a second"),
+            Axis(0, 75, "mIoU on VOC, per cent"),
         )
-        for title, rate, quality in points:
-            assert quality.value is not None
-            note = f"{title}: {quality.value:.2f} at {rate:,.0f} images a second, n = {quality.count}"
-            chart.dot((rate, quality.value), 1 if OURS in title else 0 if title == "merged" else 5, note, radius=5)
-            chart.say((rate, quality.value), title, "middle", (0, -10))
-        panels.append(Panel(f"{case.title}, {_machine(case.run)}", chart.svg()))
+        for title in shown:
+            cell, series = quality[title], 1 if is_ours(title) else 0 if title == "merged" else 5
+            at = (rates[title], cell.value or 0.0)
+            note = f"{title}: {cell.value:.2f} at {number(round(rates[title]))} images a second, n = {cell.count}"
+            chart.dot(at, series, note, radius=5)
+            chart.say(at, title, "middle", (0, -10))
+        panels.append(Panel(f"{case.title}, {case.machine}", chart.svg()))
     return Figure(
         "ours:miou-speed",
         "mIoU against measured speed",
         tuple(panels),
         (),
-        f"{name('tome')} at 3.4×; each model at the fastest way of running it that was measured.",
-        total,
+        "ToMe at 3.4×; each model at the fastest way of running it that was measured.",
+        sum(cell.count for cell in quality.values()) if panels else 0,
         "nsr bench tokens",
         ours=True,
     )
+
+
+COLUMNS = {
+    "Median, ms": ".4g",
+    "Quartiles, ms": "",
+    "Images a second": ",.0f",
+    "Relative speed": ".2f",
+    "ns a member": ".3g",
+    "Peak memory, MiB": ",.0f",
+}
 
 
 def bench_tables(book: Book) -> list[Table]:
     """Every number of every benchmark, one table a benchmark."""
     found = list(cases(book))
     tables = []
-    for kind in dict.fromkeys(str(case.run.cell.get("bench")) for case in found):
+    for kind in dict.fromkeys(case.kind for case in found):
+        own = [case for case in found if case.kind == kind]
         rows = [
-            Row((_machine(case.run), case.title, title), _numbers(case, arm))
-            for case in found
-            if str(case.run.cell.get("bench")) == kind
+            Row((case.machine, case.title, title), _numbers(case, arm))
+            for case in own
             for title, arm in case.arms.items()
         ]
-        columns = ("Median, ms", "Quartiles, ms", "Images a second", "Relative speed", "Peak memory, MiB")
-        used = [i for i in range(len(columns)) if any(row.cells[i] != Cell() for row in rows)]
+        used = [i for i in range(len(COLUMNS)) if any(row.cells[i] != Cell() for row in rows)]
         tables.append(
             Table(
                 f"ours:bench-{kind}",
                 f"Benchmark: {kind}, the numbers",
                 ("Machine", "Case", "Arm"),
-                tuple(columns[i] for i in used),
+                tuple(list(COLUMNS)[i] for i in used),
                 tuple(Row(row.names, tuple(row.cells[i] for i in used)) for row in rows),
                 ours=True,
             )
@@ -191,20 +238,21 @@ def bench_tables(book: Book) -> list[Table]:
 
 
 def _numbers(case: Case, arm: dict[str, Any]) -> tuple[Cell, ...]:
-    times, runs = arm["milliseconds"], (case.run,)
-
-    def cell(value: Any, style: str) -> Cell:
-        known = isinstance(value, int | float)
-        return Cell(float(value), runs=runs, style=style, count=1) if known else Cell()
-
-    quartiles = Cell()
-    if {"low", "high"} <= times.keys():
-        quartiles = Cell(text=f"{times['low']:.4g} – {times['high']:.4g}", runs=runs, count=1)
-    memory = arm.get("peak_bytes")
-    return (
-        cell(times["median"], ".4g"),
-        quartiles,
-        cell(arm.get(RATE), ",.0f"),
-        cell(arm.get("speed_up"), ".2f"),
-        cell(memory / 2**20 if isinstance(memory, int | float) else None, ",.0f"),
-    )
+    times, memory = arm["milliseconds"], arm.get("peak_bytes")
+    values = {
+        "Median, ms": times["median"],
+        "Quartiles, ms": f"{times['low']:.4g} – {times['high']:.4g}",
+        "Images a second": arm.get(RATE),
+        "Relative speed": arm.get("speed_up"),
+        "ns a member": arm.get("nanoseconds_per_member"),
+        "Peak memory, MiB": memory / 2**20 if isinstance(memory, int | float) else None,
+    }
+    runs, cells = (case.run,), []
+    for title, style in COLUMNS.items():
+        value = values[title]
+        if isinstance(value, str):
+            cells.append(Cell(text=value, runs=runs, count=1))
+        else:
+            known = isinstance(value, int | float)
+            cells.append(Cell(float(value or 0), runs=runs, style=style, count=1) if known else Cell())
+    return tuple(cells)

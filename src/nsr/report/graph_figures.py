@@ -9,7 +9,6 @@ from nsr.report.chart import Axis, Chart
 from nsr.report.figure import Figure, Key, Panel
 from nsr.report.graph_tables import DEPTHS
 from nsr.report.names import BACKBONES, name
-from nsr.report.read import Run
 from nsr.report.statistics import mean, sample_std
 from nsr.report.table import measured
 
@@ -68,19 +67,21 @@ def _tree(book: Book) -> Figure:
 def _diagnostic(book: Book) -> list[Figure]:
     """Accuracy and gain by decile of the label-based null-space score, one panel a data set and backbone.
 
-    A run is one split: ``original`` and ``nsr`` are accuracies by bin, null where a bin is empty.
+    A run is one variant on one split; ``accuracy_by_bin`` is null where a bin is empty.
     """
-    splits: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    found: dict[tuple[str, str], dict[str, dict[str, Accuracies]]] = defaultdict(lambda: {"original": {}, "nsr": {}})
     for run in book.experiment("diagnostic"):
-        if isinstance(run.metrics.get("original"), list) and isinstance(run.metrics.get("nsr"), list):
-            splits[str(run.cell.get("dataset")), str(run.cell.get("backbone"))].append(run)
+        bins, variant = run.metrics.get("accuracy_by_bin"), run.cell.get("variant")
+        if isinstance(bins, list) and variant in ("original", "nsr"):
+            found[str(run.cell.get("dataset")), str(run.cell.get("backbone"))][variant][run.replicate] = bins
     accuracy, gains = [], []
-    for (dataset, backbone), runs in sorted(splits.items()):
+    for (dataset, backbone), splits in sorted(found.items()):
         series = SERIES.get(backbone, 4)
         heading = f"{name(dataset)}, {name(backbone)}"
-        original, nsr = (_curve([run.metrics[key] for run in runs]) for key in ("original", "nsr"))
-        gain = _curve([_difference(run.metrics["original"], run.metrics["nsr"]) for run in runs])
-        if not original or not nsr:
+        original, nsr = (_curve(list(splits[variant].values())) for variant in ("original", "nsr"))
+        common = [split for split in splits["original"] if split in splits["nsr"]]
+        gain = _curve([_difference(splits["original"][split], splits["nsr"][split]) for split in common])
+        if not gain:
             continue
         chart = Chart(f"Accuracy by score decile, {heading}", *_axes(original + nsr, "per cent correct"))
         _draw(chart, original, series, "dash")
@@ -91,7 +92,7 @@ def _diagnostic(book: Book) -> list[Figure]:
         chart.rule((chart.x.low, 0), (chart.x.high, 0), "zero")
         _draw(chart, gain, series, "")
         gains.append(Panel(heading, chart.svg()))
-    total = sum(map(len, splits.values()))
+    total = sum(len(by_split) for splits in found.values() for by_split in splits.values())
     remark = (
         "Test nodes of each split in ten bins of about equal size, by how much of their neighbours' labels lies in the "
         "null space of the aggregation. Lines are means over splits, bands one sample standard deviation."
@@ -106,6 +107,9 @@ def _diagnostic(book: Book) -> list[Figure]:
     ]
 
 
+Accuracies = list[float | None]  # by bin
+
+
 class Bin(NamedTuple):
     """One decile over the splits in which it is not empty, in per cent."""
 
@@ -115,13 +119,13 @@ class Bin(NamedTuple):
     splits: int
 
 
-def _difference(before: list[float | None], after: list[float | None]) -> list[float | None]:
+def _difference(before: Accuracies, after: Accuracies) -> Accuracies:
     return [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
 
 
-def _curve(splits: list[list[float | None]]) -> list[Bin]:
+def _curve(splits: list[Accuracies]) -> list[Bin]:
     bins = []
-    for i in range(max(map(len, splits))):
+    for i in range(max(map(len, splits), default=0)):
         values = [100 * value for split in splits if i < len(split) and (value := split[i]) is not None]
         if values:
             bins.append(Bin(i + 1, mean(values), sample_std(values) or 0.0, len(values)))

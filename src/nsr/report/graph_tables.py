@@ -18,6 +18,7 @@ def graph_tables(book: Book) -> list[Table]:
         _heterophily(book),
         _graph_source(book),
         _controls(book),
+        _diagnostic_scores(book),
         _zinc(book),
         _statistics(book),
     ]
@@ -47,7 +48,7 @@ def _tree(book: Book) -> Table:
 def _tree_training(book: Book) -> Table:
     """What the runs say they trained with, over all backbones and variants."""
     label = "tab:tree-training-config"
-    columns = {"samples": "Generated samples", "layers": "Layers", "batch_size": "Batch size"}
+    columns = {"samples": "Generated samples", "layers": "Layers", "batch": "Batch size"}
     rows = []
     for depth in DEPTHS:
         runs = [run for run in book.experiment("tree") if run.cell.get("depth") == depth]
@@ -55,7 +56,8 @@ def _tree_training(book: Book) -> Table:
         for key in columns:
             printed, _ = paper.value(label, {"depth": depth}, key)
             used = sorted({run.config[key] for run in runs if isinstance(run.config.get(key), int)})
-            cell = Cell(paper=printed, style=",.0f", note="" if used else NOT_RUN)
+            note = "" if used else f"no `{key}` in the results" if runs else NOT_RUN
+            cell = Cell(paper=printed, style=",.0f", note=note)
             if len(used) == 1:
                 cell = replace(cell, value=used[0], runs=tuple(runs), count=len(runs))
             elif used:
@@ -133,6 +135,39 @@ def _controls(book: Book) -> Table:
         ("Original", "Original, wider", "Post-aggregation only", "RawSource", "Full NSR", "NSR − wider"),
         tuple(rows),
         "Not in the paper. “Wider” has as many parameters as NSR and no residual: only against it is a gain NSR's own.",
+        ours=True,
+    )
+
+
+def _diagnostic_scores(book: Book) -> Table:
+    """Ours: how much label structure each backbone's aggregations make invisible, before any training."""
+    found = {(run.cell.get("dataset"), run.cell.get("backbone")) for run in book.experiment("diagnostic")}
+    datasets = sorted({str(dataset) for dataset, _ in found}) or ["roman-empire"]
+    rows = [
+        Row(
+            (name(dataset), name(backbone)),
+            tuple(
+                measured(
+                    book,
+                    "",
+                    "diagnostic",
+                    {"dataset": dataset, "backbone": backbone, "variant": "scores"},
+                    metric,
+                    style=style,
+                )
+                for metric, style in (("mean_score", ".5f"), ("zero_share", ".4f"))
+            ),
+        )
+        for dataset in datasets
+        for backbone in BACKBONES
+    ]
+    return Table(
+        "ours:diagnostic-scores",
+        "Label-based null-space score",
+        ("Data set", "Backbone"),
+        ("Mean over nodes", "Share of nodes at 0"),
+        tuple(rows),
+        "Not in the paper, which draws accuracy by this score. Needs topology and labels alone, no trained model.",
         ours=True,
     )
 

@@ -110,7 +110,11 @@ def read(path: str | Path) -> tuple[dict[str, dict], dict[str, Tensor]]:
             f"{path} is not a branch checkpoint: its format is {metadata.get('format')!r}, expected {FORMAT!r}. "
             "Write one with nsr.save(model, path)."
         )
-    return json.loads(metadata["branches"]), tensors
+    try:
+        configs = json.loads(metadata["branches"])
+        return {str(name): dict(config) for name, config in configs.items()}, tensors
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: its branches cannot be read ({error}).") from error
 
 
 def _tensors(branches: dict[str, Branch]) -> dict[str, Tensor]:

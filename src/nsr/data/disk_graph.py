@@ -75,5 +75,5 @@ def _mapped(path: Path) -> np.ndarray:
     try:
         # copy-on-write: torch asks for writable memory, and the file stays as it is
         return np.lib.format.open_memmap(path, mode="c")
-    except (ValueError, OSError, EOFError, SyntaxError, TypeError, OverflowError) as error:
+    except Exception as error:  # a damaged header has many errors
         raise ValueError(f"{path} is no readable npy file ({error}).") from error

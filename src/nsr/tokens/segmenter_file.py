@@ -1,11 +1,13 @@
 """A trained segmenter as one safetensors file that knows its merger, its branches and its image size."""
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -56,11 +58,12 @@ def load_segmenter(path: str | Path, backbone: nn.Module) -> Segmenter:
             f"{path} is no segmenter: its format is {metadata.get('format')!r}, expected {FORMAT!r}. Write one with "
             "nsr.tokens.save_segmenter(segmenter, path)."
         )
-    settings = json.loads(metadata["settings"])
-    residual = None if settings["residual"] is None else TokenResidual(**settings["residual"])
-    vit = MergedViT(backbone, _rebuild(settings["merger"]), residual, img_size=tuple(settings["img_size"]))
-    segmenter = Segmenter(vit, settings["classes"])
-    own = segmenter.state_dict()
+    try:
+        settings = json.loads(metadata["settings"])
+        with torch.device("meta"):  # shapes first: damaged settings could ask for any amount of memory
+            own = _built(copy.deepcopy(backbone).to("meta"), settings).state_dict()
+    except Exception as error:  # whatever the settings of a damaged file make their constructors say
+        raise ValueError(f"{path} is damaged: its settings make no segmenter ({error}).") from error
     wrong = sorted(
         name
         for name in own.keys() | tensors.keys()
@@ -71,8 +74,15 @@ def load_segmenter(path: str | Path, backbone: nn.Module) -> Segmenter:
             f"{path} was trained with another backbone than this {type(backbone).__name__}: {', '.join(wrong[:4])} are "
             "missing, extra or of another shape."
         )
+    segmenter = _built(backbone, settings)
     segmenter.load_state_dict(tensors)
     return segmenter
+
+
+def _built(backbone: nn.Module, settings: dict[str, Any]) -> Segmenter:
+    residual = None if settings["residual"] is None else TokenResidual(**settings["residual"])
+    vit = MergedViT(backbone, _rebuild(settings["merger"]), residual, img_size=tuple(settings["img_size"]))
+    return Segmenter(vit, settings["classes"])
 
 
 def _describe(rule: MergeRule | None) -> dict[str, Any] | None:

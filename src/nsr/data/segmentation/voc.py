@@ -9,13 +9,13 @@ images one after the other, item ``i`` being ``bytes[offsets[i]:offsets[i + 1]]`
 likewise. The tree is preferred where there are both.
 """
 
-import zipfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from nsr.data.folder import read_npz
 from nsr.data.segmentation.split import Item, Split, paired
 
 NUM_CLASSES = 21
@@ -51,13 +51,11 @@ def _from_tree(tree: Path, split: str) -> Split:
 
 
 def _from_packed(path: Path, split: str) -> Split:
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            ids = file["ids"]
-            images = _slices(file["image_bytes"], file["image_offsets"])
-            masks = _slices(file["mask_bytes"], file["mask_offsets"])
-    except (zipfile.BadZipFile, KeyError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a packed copy of VOC 2012 ({error}); remove it and fetch it anew.") from error
+    keys = ("ids", "image_bytes", "image_offsets", "mask_bytes", "mask_offsets")
+    file = read_npz(path, keys, "It is not a packed copy of VOC 2012: fetch it anew.")
+    ids = file["ids"]
+    images = _slices(path, file["image_bytes"], file["image_offsets"])
+    masks = _slices(path, file["mask_bytes"], file["mask_offsets"])
     if not len(ids) == len(images) == len(masks):
         raise ValueError(f"{path} holds {len(ids)} ids, {len(images)} images and {len(masks)} masks: it is damaged.")
     items = [
@@ -67,7 +65,7 @@ def _from_packed(path: Path, split: str) -> Split:
     return Split(f"voc2012 {split}", NUM_CLASSES, items)
 
 
-def _slices(data: np.ndarray, offsets: np.ndarray) -> list[bytes]:
+def _slices(path: Path, data: np.ndarray, offsets: np.ndarray) -> list[bytes]:
     if len(offsets) < 1 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
-        raise ValueError("offsets do not fit the bytes")
+        raise ValueError(f"{path} is not a packed copy of VOC 2012: its offsets do not fit its bytes.")
     return [data[begin:end].tobytes() for begin, end in pairwise(offsets)]

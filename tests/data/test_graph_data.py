@@ -104,7 +104,7 @@ def test_a_truncated_or_foreign_file_is_named(folder: Path) -> None:
 def test_pickled_objects_are_not_opened(folder: Path) -> None:
     objects = np.array([{}], dtype=object)
     np.savez(folder / "heterophilous" / "roman_empire.npz", **tiny(node_features=objects))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="damaged or no npz file"):
+    with pytest.raises(ValueError, match="damaged, incomplete or no npz file"):
         heterophilous.heterophilous("roman_empire")
 
 

@@ -28,7 +28,7 @@ def small_board(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tree_writes_one_result_a_cell_and_skips_what_is_there(tmp_path: Path) -> None:
     options = ["tree", "--depth", "2", "--backbone", "gcn", "--seed", "11,12", "--epochs", "3"]
     places = ["--device", "cpu", "--results", str(tmp_path / "r"), "--outputs", str(tmp_path / "o")]
-    run(*options, *places)
+    run(*options, *places, "--concurrent", "2")
     files = sorted((tmp_path / "r" / "tree").glob("*.json"))
     assert [file.stem for file in files] == [
         "2-gcn-nsr-11",
@@ -116,7 +116,7 @@ def test_out_of_memory_says_what_lowers_it(tmp_path: Path, small_board: None, mo
     def full(*_: object, **__: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(experiment, "train_nodes", full)
+    monkeypatch.setattr(experiment, "node_run", full)
     options = ["--dataset", "minesweeper-generated", "--backbone", "gcn", "--variant", "nsr", "--device", "cpu"]
     with pytest.raises(ValueError, match=r"does not hold 3 replicas.*--together"):
         run("heterophily", *options, "--results", str(tmp_path), "--outputs", str(tmp_path))

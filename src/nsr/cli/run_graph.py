@@ -26,6 +26,7 @@ Minutes = Annotated[float | None, typer.Option(help="End each configuration afte
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … Default: a GPU if there is one.")]
 Precision = Annotated[str | None, typer.Option(help="Matrix products in fp32 or tf32. Default: tf32 on a GPU.")]
 Together = Annotated[int, typer.Option(min=1, help="Seeds or splits trained at once; fewer need less memory.")]
+Concurrent = Annotated[int, typer.Option(min=1, help="Models that take turns on the device; fills a GPU.")]
 Results = Annotated[Path, typer.Option(help="Where results go, one JSON a run.")]
 Outputs = Annotated[Path, typer.Option(help="Where unfinished runs are kept.")]
 Data = Annotated[Path | None, typer.Option(help="Where the data is. Default: $NSR_DATA or the user's cache folder.")]
@@ -51,6 +52,7 @@ def tree(
     device: Device = None,
     precision: Precision = None,
     together: Together = 10,
+    concurrent: Concurrent = 1,
     results: Results = _RESULTS,
     outputs: Outputs = _OUTPUTS,
     force: Force = False,
@@ -68,7 +70,7 @@ def tree(
     configurations = tree_configurations(
         depths, *_models(backbone, variant), seeds, chosen, epochs, max_seconds=seconds
     )
-    _run(configurations, chosen, results, outputs, together, force)
+    _run(configurations, chosen, results, outputs, together, concurrent, force)
 
 
 def heterophily(
@@ -80,6 +82,7 @@ def heterophily(
     device: Device = None,
     precision: Precision = None,
     together: Together = 10,
+    concurrent: Concurrent = 1,
     results: Results = _RESULTS,
     outputs: Outputs = _OUTPUTS,
     data: Data = None,
@@ -93,7 +96,7 @@ def heterophily(
     configurations = heterophily_configurations(
         _names(dataset), *_models(backbone, variant), splits, chosen, epochs, data
     )
-    _run(configurations, chosen, results, outputs, together, force)
+    _run(configurations, chosen, results, outputs, together, concurrent, force)
 
 
 def zinc(
@@ -104,6 +107,7 @@ def zinc(
     device: Device = None,
     precision: Precision = None,
     together: Together = 10,
+    concurrent: Concurrent = 1,
     results: Results = _RESULTS,
     outputs: Outputs = _OUTPUTS,
     data: Data = None,
@@ -114,7 +118,7 @@ def zinc(
     from nsr.experiments.zinc import zinc_configurations
 
     configurations = zinc_configurations(*_models(backbone, variant), _integers("--seed", seed), chosen, epochs, data)
-    _run(configurations, chosen, results, outputs, together, force)
+    _run(configurations, chosen, results, outputs, together, concurrent, force)
 
 
 def graph_ablation(
@@ -125,6 +129,7 @@ def graph_ablation(
     device: Device = None,
     precision: Precision = None,
     together: Together = 10,
+    concurrent: Concurrent = 1,
     results: Results = _RESULTS,
     outputs: Outputs = _OUTPUTS,
     data: Data = None,
@@ -140,6 +145,7 @@ def graph_ablation(
         device,
         precision,
         together,
+        concurrent,
         results,
         outputs,
         data,
@@ -170,6 +176,7 @@ def _run(
     results: Path,
     outputs: Path,
     together: int,
+    concurrent: int,
     force: bool,
 ) -> None:
     from nsr.experiments.replicated import run_configurations
@@ -180,6 +187,7 @@ def _run(
         outputs,
         device,
         together=together,
+        concurrent=concurrent,
         force=force,
         say=typer.echo,
         watch=lambda name: _line(name, sys.stderr.isatty()),

@@ -22,7 +22,8 @@ from nsr.experiments.graph_models import Variant, graph_model, parameter_count
 from nsr.experiments.replicated import Cell, Configuration, Metrics, Place
 from nsr.graph.models import Backbone
 from nsr.training import nodes as training
-from nsr.training.nodes import train_nodes
+from nsr.training.loop import Run
+from nsr.training.nodes import node_run
 
 WIDTH, LAYERS, DROPOUT, SEED = 128, 4, 0.5, 42
 
@@ -56,7 +57,7 @@ def _configuration(
 ) -> Configuration:
     dataset = canonical(graph.name).replace("_", "-")
 
-    def train(cells: Sequence[Cell], place: Place) -> tuple[list[Metrics], float]:
+    def train(cells: Sequence[Cell], place: Place) -> Run[tuple[list[Metrics], float]]:
         models = [
             graph_model(
                 backbone,
@@ -72,7 +73,7 @@ def _configuration(
             for _ in cells
         ]
         params = parameter_count(models[0])
-        outcome = train_nodes(
+        outcome = yield from node_run(
             models,
             graph,
             [cell["split"] for cell in cells],

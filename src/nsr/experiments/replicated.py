@@ -10,7 +10,8 @@ import torch
 from nsr.experiments import record
 from nsr.experiments.attempt import attempt
 from nsr.experiments.record import Record
-from nsr.training import checkpoint
+from nsr.training import checkpoint, loop
+from nsr.training.loop import Run
 from nsr.training.progress import Watch
 
 Cell = dict[str, Any]
@@ -41,14 +42,14 @@ class Configuration:
         cells: Equal but for the last entry, the seed or split.
         config: Everything else that decides the outcome.
         command: What repeats it.
-        train: Trains the given cells together; returns the metrics of each and the seconds of all.
+        train: Trains the given cells together; its outcome is the metrics of each and the seconds of all.
     """
 
     experiment: str
     cells: Sequence[Cell]
     config: dict[str, Any]
     command: str
-    train: Callable[[Sequence[Cell], Place], tuple[list[Metrics], float]]
+    train: Callable[[Sequence[Cell], Place], Run[tuple[list[Metrics], float]]]
 
 
 def run_configurations(
@@ -58,6 +59,7 @@ def run_configurations(
     device: torch.device,
     *,
     together: int = 10,
+    concurrent: int = 1,
     force: bool = False,
     say: Callable[[str], None] = print,
     watch: Callable[[str], Watch],
@@ -69,51 +71,68 @@ def run_configurations(
         results: Where results go.
         outputs: Where unfinished runs are kept.
         device: Where to train.
-        together: At most so many replicas at once.
+        together: At most so many replicas in one model.
+        concurrent: So many models take turns on the device.
         force: Whether to run again what has a result.
-        say: Told a line for each configuration.
+        say: Told a line for each model.
         watch: Makes what is told where a run stands, from the name of the run.
     """
+    models = []
     for one in configurations:
         todo = [cell for cell in one.cells if force or not record.exists(results, one.experiment, cell, one.config)]
-        title = " ".join(str(value) for value in list(one.cells[0].values())[:-1])
         if not todo:
-            say(f"{one.experiment} {title}: there already")
-        for first in range(0, len(todo), together):
-            _run(one, todo[first : first + together], title, results, outputs, device, force, say, watch)
+            say(f"{one.experiment} {_title(one)}: there already")
+        models += [_Model(one, todo[first : first + together]) for first in range(0, len(todo), together)]
+    for first in range(0, len(models), concurrent):
+        group = models[first : first + concurrent]
+        with attempt(results, [plan for model in group for plan in model.planned(device)], again=force):
+            loop.take_turns([model.run(results, outputs, device, say, watch) for model in group], device)
 
 
-def _run(
-    one: Configuration,
-    cells: Sequence[Cell],
-    title: str,
-    results: Path,
-    outputs: Path,
-    device: torch.device,
-    force: bool,
-    say: Callable[[str], None],
-    watch: Callable[[str], Watch],
-) -> None:
-    replicate = list(cells[0])[-1]
-    name = f"{one.experiment} {title} {replicate} {','.join(str(cell[replicate]) for cell in cells)}"
-    planned = [
-        Record(one.experiment, cell, {}, one.config, one.command, 0.0, record.environment(device)) for cell in cells
-    ]
-    save_to = outputs / "unfinished" / f"{name.replace(' ', '-')}.safetensors"
-    with attempt(results, planned, again=force):
+@dataclass(frozen=True)
+class _Model:
+    """Cells of one configuration that train as one model."""
+
+    configuration: Configuration
+    cells: Sequence[Cell]
+
+    @property
+    def name(self) -> str:
+        replicate = list(self.cells[0])[-1]
+        replicates = ",".join(str(cell[replicate]) for cell in self.cells)
+        return f"{self.configuration.experiment} {_title(self.configuration)} {replicate} {replicates}"
+
+    def planned(self, device: torch.device) -> list[Record]:
+        one, environment = self.configuration, record.environment(device)
+        return [Record(one.experiment, cell, {}, one.config, one.command, 0.0, environment) for cell in self.cells]
+
+    def run(
+        self,
+        results: Path,
+        outputs: Path,
+        device: torch.device,
+        say: Callable[[str], None],
+        watch: Callable[[str], Watch],
+    ) -> Run[None]:
+        save_to = outputs / "unfinished" / f"{self.name.replace(' ', '-')}.safetensors"
+        identity = {"config": self.configuration.config, "cells": list(self.cells)}
         try:
-            metrics, seconds = one.train(
-                cells, Place(watch(name), save_to, {"config": one.config, "cells": list(cells)})
+            metrics, seconds = yield from self.configuration.train(
+                self.cells, Place(watch(self.name), save_to, identity)
             )
         except torch.cuda.OutOfMemoryError as error:
             raise ValueError(
-                f"{name}: the GPU's memory does not hold {len(cells)} replicas at once ({error}). "
-                "Train fewer at a time with --together."
+                f"{self.name}: the GPU's memory does not hold {len(self.cells)} replicas at once ({error}). "
+                "Train fewer at a time with --together, or fewer models with --concurrent."
             ) from error
-        for plan, found in zip(planned, metrics, strict=True):
+        for plan, found in zip(self.planned(device), metrics, strict=True):
             record.write(results, replace(plan, metrics=found, seconds=seconds))
         checkpoint.remove(save_to)
-    say(f"{name}: {_summary(metrics)}, {seconds:.1f} s")
+        say(f"{self.name}: {_summary(metrics)}, {seconds:.1f} s")
+
+
+def _title(configuration: Configuration) -> str:
+    return " ".join(str(value) for value in list(configuration.cells[0].values())[:-1])
 
 
 def _summary(metrics: Sequence[Metrics]) -> str:

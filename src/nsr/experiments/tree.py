@@ -16,7 +16,8 @@ from nsr.experiments.graph_models import Variant, graph_model, parameter_count
 from nsr.experiments.replicated import Cell, Configuration, Metrics, Place
 from nsr.graph.models import Backbone
 from nsr.training import tree as training
-from nsr.training.tree import train_trees
+from nsr.training.loop import Run
+from nsr.training.tree import tree_run
 
 WIDTH = 32
 
@@ -50,7 +51,7 @@ def _configuration(
 ) -> Configuration:
     leaves = 2**depth
 
-    def train(cells: Sequence[Cell], place: Place) -> tuple[list[Metrics], float]:
+    def train(cells: Sequence[Cell], place: Place) -> Run[tuple[list[Metrics], float]]:
         tasks = [tree_task(depth, cell["seed"]) for cell in cells]
         models = [
             graph_model(
@@ -67,7 +68,7 @@ def _configuration(
             for cell in cells
         ]
         params = parameter_count(models[0])
-        outcome = train_trees(
+        outcome = yield from tree_run(
             models,
             tasks,
             epochs=epochs,

@@ -16,7 +16,8 @@ from nsr.experiments.graph_models import Variant, graph_model, parameter_count
 from nsr.experiments.replicated import Cell, Configuration, Metrics, Place
 from nsr.graph.models import Backbone
 from nsr.training import molecules as training
-from nsr.training.molecules import train_molecules
+from nsr.training.loop import Run
+from nsr.training.molecules import molecule_run
 
 WIDTH, LAYERS, DROPOUT = 128, 4, 0.5
 
@@ -45,7 +46,7 @@ def _configuration(
     epochs: int,
     folder: Path | None,
 ) -> Configuration:
-    def train(cells: Sequence[Cell], place: Place) -> tuple[list[Metrics], float]:
+    def train(cells: Sequence[Cell], place: Place) -> Run[tuple[list[Metrics], float]]:
         models = [
             graph_model(
                 backbone,
@@ -62,7 +63,7 @@ def _configuration(
             for cell in cells
         ]
         params = parameter_count(models[0])
-        outcome = train_molecules(
+        outcome = yield from molecule_run(
             models,
             {split: zinc(split, folder) for split in SIZES},
             [cell["seed"] for cell in cells],

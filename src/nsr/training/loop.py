@@ -1,9 +1,16 @@
-"""The outer loop that every task shares: epochs, looks, checkpoints, the end. What an epoch is, the task says."""
+"""The outer loop that every task shares: epochs, looks, checkpoints, the end. What an epoch is, the task says.
+
+A run pauses after each epoch, so that several can take turns on one GPU: a captured step of a small model leaves most
+of it idle, and steps on different streams fill it.
+"""
 
 import time
+from collections.abc import Callable, Generator, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from nsr.training import interruption
@@ -12,6 +19,11 @@ from nsr.training.plateau import Plateau
 from nsr.training.progress import Progress, Watch
 
 SAVE_EVERY = 60.0  # seconds between two checkpoints
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Run = Generator[None, None, T]
+"""A run that pauses after each epoch; what it returns is its outcome."""
 
 
 class Trainer(Protocol):
@@ -40,8 +52,8 @@ def train(
     save_to: Path | None = None,
     configuration: dict[str, Any] | None = None,
     max_seconds: float | None = None,
-) -> tuple[int, float]:
-    """Train until every replica has stopped, the epochs are done, or the time is up.
+) -> Run[tuple[int, float]]:
+    """Train until every replica has stopped, the epochs are done, or the time is up; pause after each epoch.
 
     Args:
         trainer: What to train.
@@ -67,6 +79,7 @@ def train(
         trainer.epoch(done)
         done += 1
         if done % look_every and done < epochs:
+            yield
             continue
         plateau = trainer.plateau
         active = int(plateau.active.sum())
@@ -77,7 +90,34 @@ def train(
             break
         keeper.keep(trainer.state, done)
         interruption.leave_if_requested()
+        yield
     return done, time.monotonic() - began
+
+
+def at_once(run: Callable[P, Run[T]]) -> Callable[P, T]:
+    """The function that makes a run without a pause and returns its outcome."""
+
+    @wraps(run)
+    def whole(*args: P.args, **kwargs: P.kwargs) -> T:
+        return take_turns([run(*args, **kwargs)], torch.device("cpu"))[0]
+
+    return whole
+
+
+def take_turns(runs: Sequence[Run[T]], device: torch.device) -> list[T]:
+    """Make runs side by side, an epoch of each in turn, on a GPU each on a stream of its own; their outcomes."""
+    streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in runs]
+    outcomes: dict[int, T] = {}
+    while len(outcomes) < len(runs):
+        for number, (run, stream) in enumerate(zip(runs, streams, strict=True)):
+            if number in outcomes:
+                continue
+            with torch.cuda.stream(stream):  # of no effect where there is none
+                try:
+                    next(run)
+                except StopIteration as end:
+                    outcomes[number] = end.value
+    return [outcomes[number] for number in range(len(runs))]
 
 
 def named(**parts: dict[str, Tensor] | list[Tensor]) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ class MoleculeOutcome:
     seconds: float
 
 
-def train_molecules(
+def molecule_run(
     models: Sequence[GraphModel],
     data: Mapping[Part, Molecules],
     seeds: Sequence[int],
@@ -61,7 +61,7 @@ def train_molecules(
     look_every: int = 5,
     save_to: Path | None = None,
     configuration: dict[str, Any] | None = None,
-) -> MoleculeOutcome:
+) -> loop.Run[MoleculeOutcome]:
     """Train one model a seed, as replicas.
 
     A seed decides initialisation (by the caller) and dropout; the order of the batches is the same for all seeds, so
@@ -84,8 +84,11 @@ def train_molecules(
         raise ValueError(f"Give one model a seed; got {len(models)} models and {len(seeds)} seeds.")
     seeded = [weigh_batch_norm(seed_dropout(model, seed)) for model, seed in zip(models, seeds, strict=True)]
     trainer = _Trainer(seeded, data, epochs, batch, rule, torch.device(device))
-    done, seconds = loop.train(trainer, epochs, look_every, watch, save_to, configuration)
+    done, seconds = yield from loop.train(trainer, epochs, look_every, watch, save_to, configuration)
     return trainer.outcome(done, seconds)
+
+
+train_molecules = loop.at_once(molecule_run)
 
 
 class _Trainer:

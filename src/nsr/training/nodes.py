@@ -49,7 +49,7 @@ class NodeOutcome:
     seconds: float
 
 
-def train_nodes(
+def node_run(
     models: Sequence[GraphModel],
     graph: NodeGraph,
     splits: Sequence[int],
@@ -61,7 +61,7 @@ def train_nodes(
     watch: Watch = nobody,
     save_to: Path | None = None,
     configuration: dict[str, Any] | None = None,
-) -> NodeOutcome:
+) -> loop.Run[NodeOutcome]:
     """Train one model on each of the given splits, as replicas.
 
     Args:
@@ -77,8 +77,11 @@ def train_nodes(
         configuration: What makes a checkpoint that of this run.
     """
     trainer = _Trainer([seed_dropout(model, seed) for model in models], graph, splits, rule, torch.device(device))
-    done, seconds = loop.train(trainer, epochs, LOOK_EVERY, watch, save_to, configuration)
+    done, seconds = yield from loop.train(trainer, epochs, LOOK_EVERY, watch, save_to, configuration)
     return trainer.outcome(done, seconds)
+
+
+train_nodes = loop.at_once(node_run)
 
 
 class _Trainer:

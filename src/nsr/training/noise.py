@@ -35,7 +35,7 @@ def key_of(seed: Tensor, *salts: int | Tensor) -> Tensor:
 def uniform_bits(positions: Tensor, key: Tensor) -> Tensor:
     """Random int32 for each position; ``positions`` come from :func:`mixed_positions`, ``key`` broadcasts."""
     x = (positions ^ key) * _MIX_A
-    return (x ^ _shift(x, 15)) * _MIX_B
+    return (x ^ (x >> 15)) * _MIX_B
 
 
 def mixed_positions(shape: tuple[int, ...] | torch.Size, device: torch.device) -> Tensor:

@@ -50,7 +50,7 @@ class TreeOutcome:
     seconds: float
 
 
-def train_trees(
+def tree_run(
     models: Sequence[GraphModel],
     tasks: Sequence[TreeTask],
     *,
@@ -63,7 +63,7 @@ def train_trees(
     look_every: int = 10,
     save_to: Path | None = None,
     configuration: dict[str, Any] | None = None,
-) -> TreeOutcome:
+) -> loop.Run[TreeOutcome]:
     """Train one model on each task, all of one depth, as replicas.
 
     Args:
@@ -81,8 +81,11 @@ def train_trees(
         configuration: What makes a checkpoint that of this run.
     """
     trainer = _Trainer(models, tasks, rule, trees_per_batch, torch.device(device))
-    done, seconds = loop.train(trainer, epochs, look_every, watch, save_to, configuration, max_seconds)
+    done, seconds = yield from loop.train(trainer, epochs, look_every, watch, save_to, configuration, max_seconds)
     return trainer.outcome(done, seconds)
+
+
+train_trees = loop.at_once(tree_run)
 
 
 class _Trainer:

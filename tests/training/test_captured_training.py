@@ -1,0 +1,136 @@
+"""On a GPU, with captured steps and fused kernels, training is what it is on a CPU."""
+
+import pytest
+import torch
+from torch import nn
+
+from nsr.data.minesweeper import minesweeper
+from nsr.data.tree import tree_task
+from nsr.data.zinc import ATOMS, Molecules
+from nsr.experiments.graph_models import graph_model
+from nsr.graph.models import Backbone, GraphModel, Readout
+from nsr.training import loop
+from nsr.training.capture import CapturedStep
+from nsr.training.molecules import train_molecules
+from nsr.training.nodes import node_run, train_nodes
+from nsr.training.plateau import PlateauRule
+from nsr.training.tree import train_trees
+
+pytestmark = pytest.mark.gpu
+DEVICES = (torch.device("cpu"), torch.device("cuda"))
+BACKBONES: tuple[Backbone, ...] = ("gcn", "sage", "gin")
+
+
+@pytest.fixture(autouse=True)
+def _full_precision() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    torch.set_float32_matmul_precision("highest")
+
+
+def build(backbone: Backbone, inputs: nn.Module, outputs: int, readout: Readout, device: torch.device) -> GraphModel:
+    width = 32
+    return graph_model(
+        backbone,
+        "nsr",
+        lambda _: inputs,
+        seed=1,
+        width=width,
+        outputs=outputs,
+        layers=3,
+        dropout=0.5 if readout == "node" else 0.0,
+        readout=readout,
+        fuse=device.type == "cuda",
+    )
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_nodes(backbone: Backbone) -> None:
+    graph = minesweeper(side=20, splits=3, seed=2)
+    rule = PlateauRule("max", rate=3e-3, patience=50, stop_after=100)
+    found = [
+        train_nodes(
+            [build(backbone, nn.Linear(7, 32), 2, "node", device) for _ in range(3)],
+            graph,
+            range(3),
+            epochs=60,
+            rule=rule,
+            device=device,
+        )
+        for device in DEVICES
+    ]
+    for ours, theirs in zip(found[1].val, found[0].val, strict=True):
+        assert ours == pytest.approx(theirs, abs=5e-3)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_trees(backbone: Backbone) -> None:
+    rule = PlateauRule("max", rate=3e-3, patience=100, stop_after=1000, perfect=1.0)
+    seeds = (11, 12)
+    found = [
+        train_trees(
+            [build(backbone, nn.Linear(10, 32), 4, "root", device) for _ in seeds],
+            [tree_task(2, seed) for seed in seeds],
+            epochs=12,
+            rule=rule,
+            device=device,
+        )
+        for device in DEVICES
+    ]
+    for ours, theirs in zip(found[1].train_accuracy, found[0].train_accuracy, strict=True):
+        assert ours == pytest.approx(theirs, abs=0.03)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_molecules(backbone: Backbone) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def molecules(count: int) -> Molecules:
+        atom = torch.randint(ATOMS, (5 * count,), generator=generator).numpy()
+        chain = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4]]).repeat(count, 1).numpy()
+        y = (atom.reshape(count, 5).mean(1) / ATOMS).astype("float32")
+        sizes = torch.full((count,), 5).numpy()
+        return Molecules(sizes, sizes - 1, atom, chain, chain[:, 0] * 0 + 1, y)
+
+    data = {"train": molecules(40), "val": molecules(10), "test": molecules(10)}
+    rule = PlateauRule("min", rate=3e-3, patience=50, stop_after=100)
+    found = [
+        train_molecules(
+            [build(backbone, nn.Embedding(ATOMS, 32), 1, "graph", device) for _ in range(2)],
+            data,  # type: ignore[arg-type]
+            [0, 1],
+            epochs=5,
+            batch=16,
+            rule=rule,
+            device=device,
+        )
+        for device in DEVICES
+    ]
+    for ours, theirs in zip(found[1].val_mae, found[0].val_mae, strict=True):
+        assert ours == pytest.approx(theirs, abs=5e-3)
+
+
+def test_runs_that_take_turns_do_not_disturb_each_other() -> None:
+    graph = minesweeper(side=20, splits=2, seed=2)
+    device = DEVICES[1]
+
+    def run(backbone: Backbone) -> loop.Run:
+        return node_run([build(backbone, nn.Linear(7, 32), 2, "node", device)], graph, [0], epochs=60, device=device)
+
+    alone = [loop.take_turns([run(backbone)], device)[0] for backbone in BACKBONES]
+    in_turns = loop.take_turns([run(backbone) for backbone in BACKBONES], device)
+    for one, two in zip(alone, in_turns, strict=True):
+        assert two.val[0] == pytest.approx(one.val[0], abs=5e-3)
+
+
+def test_a_step_is_captured_and_counts_every_call() -> None:
+    total = torch.zeros((), device="cuda")
+
+    def step() -> None:
+        total.add_(1)
+
+    captured = CapturedStep(step, torch.device("cuda"))
+    for _ in range(10):
+        captured()
+    assert captured.graph is not None
+    assert total.item() == 10

@@ -37,6 +37,14 @@ def load_hidden(a_ptr, b_ptr, c_ptr, t_ptr, source, target, member, column, WIDT
 
 
 @triton.jit
+def load_gelu(a_ptr, b_ptr, c_ptr, t_ptr, source, target, member, column, WIDTH: tl.constexpr, HEADS: tl.constexpr):
+    """``GELU(x)``."""
+    x = load_hidden(a_ptr, b_ptr, c_ptr, t_ptr, source, target, member, column, WIDTH, HEADS)
+    cdf, _ = gelu_parts(x)
+    return x * cdf
+
+
+@triton.jit
 def load_coefficient(t_ptr, member, column, WIDTH: tl.constexpr, HEADS: tl.constexpr):
     """The coefficient of each channel's head, ``[member, column]``; ``[member, 1]`` with one head."""
     if HEADS == 1:
@@ -55,16 +63,18 @@ def load_gate(
     """``g = sigmoid(W2 GELU(x) + b2)`` on the channels ``n``; ``kept`` is ``W2`` where it stays on chip."""
     logit = tl.zeros([member.shape[0], n.shape[0]], tl.float32)
     logit += tl.load(bias_ptr + n, mask=n < WIDTH, other=0.0)[None, :]
-    for i in tl.static_range(0, (WIDTH + BLOCK_K - 1) // BLOCK_K):
-        k = i * BLOCK_K + tl.arange(0, BLOCK_K)
-        x = load_hidden(a_ptr, b_ptr, c_ptr, t_ptr, source, target, member, k, WIDTH, HEADS)
-        cdf, _ = gelu_parts(x)
-        q1, q2, q3 = split(x * cdf)
-        if n.shape[0] >= WIDTH:
+    if n.shape[0] >= WIDTH:
+        for i in tl.static_range(0, (WIDTH + BLOCK_K - 1) // BLOCK_K):
+            k = i * BLOCK_K + tl.arange(0, BLOCK_K)
+            q1, q2, q3 = split(load_gelu(a_ptr, b_ptr, c_ptr, t_ptr, source, target, member, k, WIDTH, HEADS))
             w1, w2, w3 = kept[i]
-        else:
+            logit = product(q1, q2, q3, tl.trans(w1), tl.trans(w2), tl.trans(w3), logit, TERMS)
+    else:
+        for k0 in range(0, WIDTH, BLOCK_K):
+            k = k0 + tl.arange(0, BLOCK_K)
+            q1, q2, q3 = split(load_gelu(a_ptr, b_ptr, c_ptr, t_ptr, source, target, member, k, WIDTH, HEADS))
             w1, w2, w3 = load_weight(w_ptr, n, k, WIDTH)
-        logit = product(q1, q2, q3, tl.trans(w1), tl.trans(w2), tl.trans(w3), logit, TERMS)
+            logit = product(q1, q2, q3, tl.trans(w1), tl.trans(w2), tl.trans(w3), logit, TERMS)
     return sigmoid(logit)
 
 
@@ -195,7 +205,7 @@ def logit_backward(
         source += replica * sources
         target += replica * targets
         in_chunk = replica * chunk + (tile - first_tile) * BLOCK_E + tl.arange(0, BLOCK_E)
-        for n0 in tl.static_range(0, WIDTH, BLOCK_D):
+        for n0 in range(0, WIDTH, BLOCK_D):
             n = n0 + tl.arange(0, BLOCK_D)
             mask = inside[:, None] & (n < WIDTH)[None, :]
             g = load_gate(
@@ -275,18 +285,21 @@ def hidden_backward(
         source += replica * sources
         target += replica * targets
         in_chunk = replica * chunk + (tile - first_tile) * BLOCK_E + tl.arange(0, BLOCK_E)
-        for k0 in tl.static_range(0, WIDTH, BLOCK_D):
+        for k0 in range(0, WIDTH, BLOCK_D):
             k = k0 + tl.arange(0, BLOCK_D)
             mask = inside[:, None] & (k < WIDTH)[None, :]
             d_x = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
-            for i in tl.static_range(0, (WIDTH + BLOCK_K - 1) // BLOCK_K):
-                n = i * BLOCK_K + tl.arange(0, BLOCK_K)
-                l1, l2, l3 = split(load_rows(d_logit_ptr, in_chunk, n, WIDTH))
-                if WIDTH <= BLOCK_D:
+            if WIDTH <= BLOCK_D:
+                for i in tl.static_range(0, (WIDTH + BLOCK_K - 1) // BLOCK_K):
+                    l1, l2, l3 = split(load_rows(d_logit_ptr, in_chunk, i * BLOCK_K + tl.arange(0, BLOCK_K), WIDTH))
                     w1, w2, w3 = kept[i]
-                else:
+                    d_x = product(l1, l2, l3, w1, w2, w3, d_x, TERMS)
+            else:
+                for n0 in range(0, WIDTH, BLOCK_K):
+                    n = n0 + tl.arange(0, BLOCK_K)
+                    l1, l2, l3 = split(load_rows(d_logit_ptr, in_chunk, n, WIDTH))
                     w1, w2, w3 = load_weight(w_ptr, n, k, WIDTH)
-                d_x = product(l1, l2, l3, w1, w2, w3, d_x, TERMS)
+                    d_x = product(l1, l2, l3, w1, w2, w3, d_x, TERMS)
             x = load_hidden(a_ptr, b_ptr, c_ptr, t_ptr, source, target, member, k, WIDTH, HEADS)
             cdf, pdf = gelu_parts(x)
             d_x = tl.where(inside[:, None], d_x * (cdf + x * pdf), 0.0)
@@ -345,9 +358,8 @@ def weight_backward(
         row, other, member, inside = tile_members(row_ptr, other_ptr, member_ptr, tile, members, BLOCK_E)
         source, target = other + replica * sources, row + replica * targets
         in_chunk = replica * chunk + (tile - first_tile) * BLOCK_E + tl.arange(0, BLOCK_E)
-        x = load_hidden(a_ptr, b_ptr, c_ptr, t_ptr, source, target, member, k, WIDTH, HEADS)
-        cdf, _ = gelu_parts(x)
-        q1, q2, q3 = split(tl.where(inside[:, None], x * cdf, 0.0))
+        hidden = load_gelu(a_ptr, b_ptr, c_ptr, t_ptr, source, target, member, k, WIDTH, HEADS)
+        q1, q2, q3 = split(tl.where(inside[:, None], hidden, 0.0))
         d_logit = load_rows(d_logit_ptr, in_chunk, n, WIDTH)
         l1, l2, l3 = split(tl.trans(d_logit))
         d_w = product(l1, l2, l3, q1, q2, q3, d_w, TERMS)

@@ -50,8 +50,11 @@ def ray_engine(
     def _ended(tasks: Sequence[Task], make: Make) -> Iterator[Ended]:
         import ray
 
+        def call(task: Task) -> int:
+            return make(task)
+
         # max_calls=1: a new process for each run, as on one machine
-        remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=0)(make)
+        remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=0)(call)
         pending = {remote.options(name=task.name).remote(task): (task, 1) for task in tasks}
         while pending:
             for reference in ray.wait(list(pending), num_returns=1)[0]:

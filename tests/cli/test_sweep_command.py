@@ -1,0 +1,65 @@
+"""``nsr sweep``: options dealt out, one cell a run; real runs on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsr.cli.selection import integers, names
+from nsr.cli.sweep import sweep_tasks
+
+
+def test_cells_of_a_graph_experiment() -> None:
+    options = ["--depth", "2,3", "--backbone=gcn", "--seed", "0-1", "--epochs", "5", "--force"]
+    tasks = sweep_tasks("tree", options, ["--results", "r"])
+    assert [task.name for task in tasks] == [
+        f"tree-{depth}-gcn-{variant}-{seed}" for depth in (2, 3) for variant in ("original", "nsr") for seed in (0, 1)
+    ]
+    assert " ".join(tasks[1].arguments) == (
+        "run tree --depth 2 --backbone gcn --variant original --seed 1 --epochs 5 --force --results r"
+    )
+    assert len(sweep_tasks("heterophily", ["--dataset", "actor", "--backbone", "gin"], [])) == 2 * 10
+
+
+def test_cells_of_a_segmentation_experiment() -> None:
+    tasks = sweep_tasks("voc", ["--merger", "none,tome", "--seed", "0,1"], [])
+    assert {"voc-none-1.0x-original-0", "voc-tome-3.4x-nsr-1"} <= {task.name for task in tasks}
+    assert len(tasks) == 2 + 4 * 2 * 2
+
+
+def test_what_there_is_not() -> None:
+    with pytest.raises(ValueError, match="no sweep of 'nonsense'; there are tree"):
+        sweep_tasks("nonsense", [], [])
+    with pytest.raises(ValueError, match="--seed 'x': expected numbers"):
+        integers("--seed", "x")
+    with pytest.raises(ValueError, match="names nothing"):
+        integers("--seed", "")
+    assert names("a, b,") == ["a", "b"]
+    assert integers("--seed", "0-2,7") == [0, 1, 2, 7]
+
+
+def nsr(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "nsr", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_sweep_of_trees(tmp_path: Path) -> None:
+    options = ["--depth", "2", "--backbone", "gcn,sage", "--variant", "nsr", "--epochs", "2", "--device", "cpu"]
+    done = nsr(tmp_path, "sweep", "tree", *options, "--workers", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 runs done" in done.stdout
+    results = sorted((tmp_path / "results" / "tree").iterdir())
+    assert [path.name for path in results] == ["2-gcn-nsr-11.json", "2-sage-nsr-11.json"]
+    assert json.loads(results[0].read_text())["metrics"]["epochs"] == 2
+    assert "train_accuracy" in (tmp_path / "outputs" / "sweep" / "tree-2-gcn-nsr-11.log").read_text()
+    before = [path.read_bytes() for path in results]
+    again = nsr(tmp_path, "sweep", "tree", *options[:-4], "--epochs", "2", "--device", "cpu", "--depth", "2")
+    assert again.returncode == 0
+    assert [path.read_bytes() for path in results] == before
+    failed = nsr(tmp_path, "sweep", "tree", *options[:-4], "--epochs", "2", "--device", "nowhere")
+    assert failed.returncode == 1
+    assert "failed: tree-2-gcn-nsr-11, tree-2-sage-nsr-11" in failed.stderr

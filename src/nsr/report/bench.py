@@ -116,7 +116,7 @@ def _bars(case: Case) -> str:
         Axis(0, top, unit),
         Axis(0.4, rows + 0.6, "", places, names=names),
         height=56 + 21 * rows,
-        left=min(180, 12 + round(5.7 * max(map(len, names)))),
+        left=min(190, 12 + round(6.1 * max(map(len, names)))),
     )
     for place, (title, arm) in zip(places, peers.items(), strict=True):
         speed, times = _speed(arm), arm["milliseconds"]
@@ -151,7 +151,7 @@ def _growth(own: list[Case]) -> tuple[tuple[Panel, ...], tuple[Key, ...], str]:
                 chart.dot((size, time), i % 6, f"{title}, {size:,.0f} members: {time:.4g} ms")
         panels.append(Panel(machine, chart.svg()))
     keys = tuple(Key(title, i % 6, "line" if is_ours(title) else "dash") for title, i in series.items())
-    return tuple(panels), keys, "Time of a training step by the number of members; a straight line is linear growth"
+    return tuple(panels), keys, "Time of a training step by the number of members; slope one is linear growth"
 
 
 def _members(title: str) -> int:

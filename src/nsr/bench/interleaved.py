@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ class Timing:
 
 
 def interleaved(
-    arms: dict[str, Callable[[], object]], device: torch.device, *, rounds: int, seconds: float
+    arms: Mapping[str, Callable[[], object]], device: torch.device, *, rounds: int, seconds: float
 ) -> dict[str, Timing]:
     """Time every arm in each of ``rounds`` rounds.
 

@@ -2,6 +2,7 @@
 
 import timm
 import torch
+from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -73,6 +74,7 @@ class FreeDrop(Segmenter):
         grid = host.grid_of(vit.backbone, image)
         x = host.embed(vit.backbone, image)
         for block, removed in zip(vit.backbone.blocks, self.removed, strict=True):
+            assert isinstance(block, Block)
             x = x + block.drop_path1(block.ls1(block.attn(block.norm1(x))))
             x = x[:, : x.shape[1] - removed]
             x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
@@ -100,6 +102,8 @@ class LiteralToMe(Segmenter):
         x = host.embed(vit.backbone, image)
         self.state = {"size": None, "token_of_patch": torch.arange(1, x.shape[1], device=x.device).expand(len(x), -1)}
         for block in vit.backbone.blocks:
+            assert isinstance(block, Block)
+            assert isinstance(block.attn, Attention)
             attended, metric = self._attend(block.attn, block.norm1(x))
             x = self._merge(x + block.drop_path1(block.ls1(attended)), metric)
             x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
@@ -109,15 +113,15 @@ class LiteralToMe(Segmenter):
         x = x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
         return self.head(self.norm(x)).transpose(1, 2).unflatten(2, grid)
 
-    def _attend(self, attn: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _attend(self, attn: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
         batch, tokens, width = x.shape
-        qkv = attn.qkv(x).reshape(batch, tokens, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)  # type: ignore[operator]
+        qkv = attn.qkv(x).reshape(batch, tokens, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
-        scores = (q * attn.scale) @ k.transpose(-2, -1)  # type: ignore[operator]
+        scores = (q * attn.scale) @ k.transpose(-2, -1)
         if self.state["size"] is not None:
             scores = scores + self.state["size"].log()[:, None, None, :, 0]
         x = (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(batch, tokens, width)
-        return attn.proj(x), k.mean(1)  # type: ignore[operator]
+        return attn.proj(x), k.mean(1)
 
     def _merge(self, x: Tensor, metric: Tensor) -> Tensor:
         batch, tokens, _ = x.shape

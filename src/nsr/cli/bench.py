@@ -54,6 +54,18 @@ def tokens(
     _show(bench_tokens(where, cases, machine=machine or _name(where), quick=quick), results)
 
 
+@app.command()
+def train(
+    device: Device = None, machine: Machine = None, results: Results = Path("results"), quick: Quick = False
+) -> None:
+    """A training step of a ViT segmenter: full, merged, and merged with NSR."""
+    from nsr.bench.train import CASES, CPU_CASES, QUICK, bench_train
+
+    where = _device(device)
+    cases = QUICK if quick else CASES if where.type == "cuda" else CPU_CASES
+    _show(bench_train(where, cases, machine=machine or _name(where), quick=quick), results)
+
+
 def _device(name: str | None) -> "torch.device":
     import torch
 

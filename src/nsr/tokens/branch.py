@@ -201,9 +201,9 @@ class SpatialDecoder(Branch):
         nn.init.zeros_(self.decoder.weight)
 
     def forward(self, accumulated: Tensor) -> Tensor:
-        """The update to add to the unmerged patches, in fp32."""
+        """The update to add to the unmerged patches, in the format of the weights."""
         with autocast_off(accumulated):
-            return _linear(_wide(accumulated), self.decoder.weight)
+            return F.linear(accumulated.to(self.decoder.weight.dtype), self.decoder.weight)
 
 
 def write_back(codes: Tensor, token_of_patch: Tensor) -> Tensor:

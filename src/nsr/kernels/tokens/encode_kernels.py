@@ -4,6 +4,9 @@
 kept for the backward pass, which computes it again.
 """
 
+# A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
+# mypy: disable-error-code="no-untyped-def, assignment"
+
 import triton
 import triton.language as tl
 
@@ -93,9 +96,8 @@ def encode_rows(
 def encode(
     x_ptr,
     y_ptr,
+    token_ptr,
     group_ptr,
-    order_ptr,
-    member_ptr,
     code_ptr,
     norm_ptr,
     norm_x_ptr,
@@ -127,11 +129,10 @@ def encode(
     """Codes of the members; programs are (tile of slots, sample)."""
     sample = tl.program_id(1).to(tl.int64)
     slot = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    place = tl.load(member_ptr + sample * slots + slot, mask=slot < slots, other=-1)
-    member = place >= 0
-    if tl.max(place, 0) >= 0:
-        token = tl.load(order_ptr + sample * length + place, mask=member, other=0)
-        group = tl.load(group_ptr + sample * length + token, mask=member, other=0)
+    token = tl.load(token_ptr + sample * slots + slot, mask=slot < slots, other=-1)
+    group = tl.load(group_ptr + sample * slots + slot, mask=slot < slots, other=0)
+    member = token >= 0
+    if tl.max(token, 0) >= 0:
         x_ptr += sample * x_batch
         y_ptr += sample * num_groups * WIDTH
         statistics = row_statistics(x_ptr, y_ptr, x_row, token, group, member, eps, WIDTH, BLOCK_D)
@@ -161,9 +162,8 @@ def store_slots(ptr, at, column, values, inside, WIDTH: tl.constexpr):
 def encode_backward(
     x_ptr,
     y_ptr,
+    token_ptr,
     group_ptr,
-    order_ptr,
-    member_ptr,
     share_ptr,
     grad_code_ptr,
     grad_sum_ptr,
@@ -210,10 +210,9 @@ def encode_backward(
     slot = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = slot < slots
     at = sample * slots + slot
-    place = tl.load(member_ptr + at, mask=inside, other=-1)
-    member = place >= 0
-    token = tl.load(order_ptr + sample * length + place, mask=member, other=0)
-    group = tl.load(group_ptr + sample * length + token, mask=member, other=0)
+    token = tl.load(token_ptr + at, mask=inside, other=-1)
+    group = tl.load(group_ptr + at, mask=inside, other=0)
+    member = token >= 0
     x_ptr += sample * x_batch
     y_ptr += sample * num_groups * WIDTH
     statistics = row_statistics(x_ptr, y_ptr, x_row, token, group, member, eps, WIDTH, BLOCK_D)

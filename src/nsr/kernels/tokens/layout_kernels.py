@@ -4,6 +4,9 @@ A member's place is the number of members ahead of it, counted: a few comparison
 atomic, so sums over members have a fixed order.
 """
 
+# A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
+# mypy: disable-error-code="no-untyped-def, assignment"
+
 import triton
 import triton.language as tl
 
@@ -13,7 +16,8 @@ def list_members(
     group_ptr,
     order_ptr,
     start_ptr,
-    member_ptr,
+    token_ptr,
+    of_group_ptr,
     slot_ptr,
     length,
     num_groups,
@@ -21,13 +25,14 @@ def list_members(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Places of the order that belong to groups of two or more, ascending, then -1; and the slot of each place.
+    """Tokens of groups of two or more, group by group, with their groups, then -1; and the slot of each place.
 
     One program a sample.
     """
     sample = tl.program_id(0).to(tl.int64)
     start_ptr += sample * (num_groups + 1)
-    member_ptr += sample * slots
+    token_ptr += sample * slots
+    of_group_ptr += sample * slots
     i = tl.arange(0, BLOCK_N)
     # padding comes after the end of the last group
     inside = i < tl.load(start_ptr + num_groups)
@@ -37,16 +42,11 @@ def list_members(
     end = tl.load(start_ptr + group + 1, mask=inside, other=0)
     member = (inside & (end - start > 1)).to(tl.int32)
     slot = tl.cumsum(member, 0) - 1
-    tl.store(member_ptr + slot, i, mask=(member > 0) & (slot < slots))
+    tl.store(token_ptr + slot, token, mask=(member > 0) & (slot < slots))
+    tl.store(of_group_ptr + slot, group.to(tl.int32), mask=(member > 0) & (slot < slots))
     tl.store(slot_ptr + sample * length + i, tl.where(member > 0, slot, -1), mask=i < length)
     m = tl.arange(0, BLOCK_M)
-    tl.store(member_ptr + m, tl.full([BLOCK_M], -1, tl.int32), mask=(m >= tl.sum(member, 0)) & (m < slots))
-
-
-@triton.jit
-def group_or_end(group_ptr, token, real, num_groups):
-    """Groups of tokens; those that are not real come after all groups."""
-    return tl.where(real, tl.load(group_ptr + token, mask=real, other=0).to(tl.int32), num_groups)
+    tl.store(token_ptr + m, tl.full([BLOCK_M], -1, tl.int32), mask=(m >= tl.sum(member, 0)) & (m < slots))
 
 
 @triton.jit
@@ -71,7 +71,8 @@ def lay_out(
     inside = i < length
     size = tl.load(size_ptr + i, mask=inside, other=0.0)
     # Padding and what lies outside come after all groups; within a group tokens ascend.
-    own = group_or_end(group_ptr, i, inside & (size > 0), num_groups)
+    own = tl.load(group_ptr + i, mask=inside, other=0).to(tl.int32)
+    own = tl.where(inside & (size > 0), own, num_groups)
     key = own * SPAN + i
     ahead = tl.zeros([BLOCK_A, BLOCK_B], tl.int32)
     before = tl.zeros([BLOCK_A, BLOCK_B], tl.int32)
@@ -79,7 +80,8 @@ def lay_out(
     for begin in range(0, length, BLOCK_B):
         j = begin + tl.arange(0, BLOCK_B)
         other_size = tl.load(size_ptr + j, mask=j < length, other=0.0)
-        other = group_or_end(group_ptr, j, (j < length) & (other_size > 0), num_groups)
+        other = tl.load(group_ptr + j, mask=j < length, other=0).to(tl.int32)
+        other = tl.where((j < length) & (other_size > 0), other, num_groups)
         other_key = tl.where(j < length, other * SPAN + j, 2147483647)
         ahead += (other_key[None, :] < key[:, None]).to(tl.int32)
         before += (other_key[None, :] < (i * SPAN)[:, None]).to(tl.int32)

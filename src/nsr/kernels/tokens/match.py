@@ -138,10 +138,11 @@ def _tome_layout(
     best, partner = best_match(metric, None, None, first_a, count_a, first_b, count_b, 2, False)
     group = partner.new_empty(batch, length)
     share, order, start, total = empty_layout(group, length - r)
-    room = order.new_empty(batch * (r + count_b))
+    keys, counts = order.new_empty(batch, r), order.new_empty(batch, count_b)
     kernel[(batch,)](
         best, partner, best if size is None else size.float().contiguous(), group, share, order, start, total,
-        room, room[batch * r :], length, count_a, count_b, first_a, first_b, num_prefix, r, SIZED=size is not None,
+        keys, share.new_empty(batch, r), counts, length, count_a, count_b, first_a, first_b, num_prefix, r,
+        SIZED=size is not None,
         BLOCK_A=triton.next_power_of_2(count_a), BLOCK_B=triton.next_power_of_2(max(count_b, num_prefix)),
         BLOCK_R=triton.next_power_of_2(r), BLOCK_C=16, num_warps=4 if count_a <= 128 else 8,
     )  # fmt: skip

@@ -4,6 +4,9 @@ Cosines are products of the raw features divided by the lengths afterwards: half
 so the scores have fp32's precision at the tensor cores' full rate. A NaN counts as infinity, above every number.
 """
 
+# A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
+# mypy: disable-error-code="no-untyped-def, assignment"
+
 import triton
 import triton.language as tl
 
@@ -189,6 +192,7 @@ def tome_layout(
     start_ptr,
     total_ptr,
     key_ptr,
+    key_size_ptr,
     count_ptr,
     length,
     count_a,
@@ -205,8 +209,8 @@ def tome_layout(
 ):
     """ToMe's groups from the best matches, laid out: the ``r`` most similar a join their b. One program a sample.
 
-    New order: prefix, the a that stay, all b. In the layout a b comes ahead of the a that joined it. ``key`` and
-    ``count`` are room for the sources, sorted by counting, and for how many each b has.
+    New order: prefix, the a that stay, all b. In the layout a b comes ahead of the a that joined it. ``key``,
+    ``key_size`` and ``count`` are room for the sources, which are sorted by counting, and for how many each b has.
     """
     sample = tl.program_id(0).to(tl.int64)
     num_groups = length - r
@@ -218,6 +222,7 @@ def tome_layout(
     start_ptr += sample * (num_groups + 1)
     total_ptr += sample * num_groups
     key_ptr += sample * r
+    key_size_ptr += sample * r
     count_ptr += sample * count_b
 
     # Who merges; the others are alone in their groups.
@@ -233,7 +238,9 @@ def tome_layout(
     tl.store(start_ptr + stays, stays, mask=alone)
     tl.store(share_ptr + token_a, tl.full([BLOCK_A], 1.0, tl.float32), mask=alone)
     tl.store(total_ptr + stays, load_size(size_ptr, token_a, alone, SIZED), mask=alone)
-    tl.store(key_ptr + tl.cumsum(merges.to(tl.int32), 0) - 1, partner * BLOCK_A + i, mask=merges)
+    place = tl.cumsum(merges.to(tl.int32), 0) - 1
+    tl.store(key_ptr + place, partner * BLOCK_A + i, mask=merges)
+    tl.store(key_size_ptr + place, load_size(size_ptr, token_a, merges, SIZED), mask=merges)
 
     j = tl.arange(0, BLOCK_B)
     in_prefix = j < num_prefix
@@ -253,33 +260,33 @@ def tome_layout(
     # Each source: how many come ahead of it by (b, position), how many share its b, and their size.
     k = tl.arange(0, BLOCK_R)
     in_r = k < r
-    key = tl.load(key_ptr + k, mask=in_r, other=2147483647, volatile=True)
+    key = tl.load(key_ptr + k, mask=in_r, other=2147483647)
     to = key // BLOCK_A
     ahead = tl.zeros([BLOCK_R, BLOCK_C], tl.int32)
-    sharing = tl.zeros([BLOCK_R, BLOCK_C], tl.int32)
     sizes = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
-    for begin in range(0, r, BLOCK_C):
+    for begin in tl.range(0, r, BLOCK_C, loop_unroll_factor=4):
         other_k = begin + tl.arange(0, BLOCK_C)
-        other = tl.load(key_ptr + other_k, mask=other_k < r, other=2147483647, volatile=True)
-        other_size = load_size(size_ptr, first_a + 2 * (other % BLOCK_A), other_k < r, SIZED)
-        same = ((other // BLOCK_A)[None, :] == to[:, None]) & (other_k < r)[None, :]
-        ahead += (other[None, :] < key[:, None]).to(tl.int32)
-        sharing += same.to(tl.int32)
+        other = tl.load(key_ptr + other_k, mask=other_k < r, other=2147483647)
+        other_size = tl.load(key_size_ptr + other_k, mask=other_k < r, other=0.0)
+        same = (other // BLOCK_A)[None, :] == to[:, None]
+        # two counts in one number: those ahead below, those that share the b above
+        ahead += (other[None, :] < key[:, None]).to(tl.int32) + tl.where(same, 65536, 0)
         sizes += tl.where(same, other_size[None, :], 0.0)
+    counts = tl.sum(ahead, 1)
     source = first_a + 2 * (key % BLOCK_A)
     joined = tl.sum(sizes, 1) + load_size(size_ptr, first_b + 2 * to, in_r, SIZED)
-    tl.store(order_ptr + kept + to + 1 + tl.sum(ahead, 1), source, mask=in_r)
+    tl.store(order_ptr + kept + to + 1 + counts % 65536, source, mask=in_r)
     share = load_size(size_ptr, source, in_r, SIZED) / tl.where(in_r, joined, 1.0)
     tl.store(share_ptr + source, share, mask=in_r)
     # all sources of a b write the same numbers
     tl.store(total_ptr + kept + to, joined, mask=in_r)
-    tl.store(count_ptr + to, tl.sum(sharing, 1), mask=in_r)
+    tl.store(count_ptr + to, counts // 65536, mask=in_r)
     tl.debug_barrier()
 
-    count = tl.load(count_ptr + j, mask=in_b, other=0, volatile=True)
+    count = tl.load(count_ptr + j, mask=in_b, other=0)
     start = kept + j + tl.cumsum(count, 0) - count
     tl.store(start_ptr + kept + j, start, mask=in_b)
     tl.store(start_ptr + num_groups + j, tl.full([BLOCK_B], 0, tl.int32) + length, mask=j == 0)
     tl.store(order_ptr + start, token_b, mask=in_b)
-    total = tl.load(total_ptr + kept + j, mask=in_b, other=1.0, volatile=True)
+    total = tl.load(total_ptr + kept + j, mask=in_b, other=1.0)
     tl.store(share_ptr + token_b, size_b / total, mask=in_b)

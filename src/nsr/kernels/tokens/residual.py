@@ -86,10 +86,10 @@ def _merge_residual(
     groups, code = start.shape[1] - 1, encoder.shape[0]
     y = merge_rows(x, group, share, order, start)
     codes = x.new_zeros(batch, length, code)
-    members, _ = _list_members(group, order, start, slots)
+    tokens, groups_of, _ = _list_members(group, order, start, slots)
     blocks = _blocks(width, code, gate_in.shape[0], kind, 64 if x.element_size() == 2 else 32)
     encode[(triton.cdiv(slots, blocks["BLOCK_M"]), batch)](
-        x, y, group, order, members, codes, *(weight.contiguous() for weight in weights),
+        x, y, tokens, groups_of, codes, *(weight.contiguous() for weight in weights),
         x.stride(0), x.stride(1), length, groups, slots, _EPS, **blocks,
     )  # fmt: skip
     if decoder is not None:
@@ -141,24 +141,24 @@ def _merge_residual_backward(
     batch, length, width = x.shape
     groups, code, hidden = start.shape[1] - 1, encoder.shape[0], gate_in.shape[0]
     y = merge_rows(x, group, share, order, start)
-    members, slot_of_place = _list_members(group, order, start, slots)
+    tokens, groups_of, slot_of_place = _list_members(group, order, start, slots)
     if decoder is None:
         grad_sum, grad_decoder = x.new_zeros(batch, groups, code), []
     else:
-        rows = grad_y.to(kind).flatten(0, 1)
-        grad_sum = (rows @ decoder.to(kind)).view(batch, groups, code)
+        rows = grad_y.to(kind)
+        grad_sum = rows @ decoder.to(kind)
         sums = merge_rows(codes, group, share, order, start)
-        grad_decoder = [(rows.T @ sums.to(kind).flatten(0, 1)).to(decoder.dtype)]
+        grad_decoder = [_summed_product(rows, sums.to(kind)).to(decoder.dtype)]
 
     def table(columns: int, dtype: torch.dtype) -> Tensor:
-        return x.new_empty(batch * slots, columns, dtype=dtype)
+        return x.new_empty(batch, slots, columns, dtype=dtype)
 
     d_encoded, d_hidden, d_gate = table(code, kind), table(hidden, kind), table(code, kind)
     active, normed = table(hidden, kind), table(3 * width, kind)
     to_x, to_y = table(width, torch.float32), table(width, torch.float32)
     blocks = _blocks(width, code, hidden, kind, 32)
     encode_backward[(triton.cdiv(slots, blocks["BLOCK_M"]), batch)](
-        x, y, group, order, members, share, grad_codes, grad_sum,
+        x, y, tokens, groups_of, share, grad_codes, grad_sum,
         d_encoded, d_hidden, d_gate, active, normed, to_x, to_y, *(weight.contiguous() for weight in weights),
         x.stride(0), x.stride(1), length, groups, slots, _EPS, **blocks,
     )  # fmt: skip
@@ -185,12 +185,12 @@ def _weight_gradients(
     The norms' own weights come out of the same product: a weight on a channel is a factor on a column.
     """
     norm, norm_x, norm_x_bias, norm_y, norm_y_bias, encoder, gate_in = (weight.float() for weight in weights[:7])
-    width, hidden = norm.shape[0], d_hidden.shape[1]
-    products = (torch.cat([d_hidden, d_encoded], dim=1).T @ normed).float()  # shape: [H + R, 3 D]
+    width, hidden = norm.shape[0], d_hidden.shape[-1]
+    products = _summed_product(torch.cat([d_hidden, d_encoded], dim=-1), normed)  # shape: [H + R, 3 D]
     of_z, of_x, of_y = products[:hidden].split(width, dim=1)
     of_code = products[hidden:, :width]
     from_z, from_x, from_y = gate_in.split(width, dim=1)
-    d_bias = d_hidden.sum(0, dtype=torch.float32)
+    d_bias = d_hidden.sum((0, 1), dtype=torch.float32)
     d_gate_in = torch.cat(
         [
             of_z * norm,
@@ -208,9 +208,17 @@ def _weight_gradients(
         of_code * norm,
         d_gate_in,
         d_bias,
-        d_gate.T @ active,
-        d_gate.sum(0, dtype=torch.float32),
+        _summed_product(d_gate, active),
+        d_gate.sum((0, 1), dtype=torch.float32),
     )
+
+
+def _summed_product(a: Tensor, b: Tensor) -> Tensor:
+    """``Σ a_rᵀ b_r`` over samples and rows, ``[B, M, P], [B, M, Q] -> [P, Q]``, in fp32.
+
+    A product a sample fills the GPU, where one long one would not, and the sum over samples is in full precision.
+    """
+    return (a.mT @ b).sum(0, dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -227,19 +235,20 @@ def _differentiate(ctx: Any, grad_y: Tensor, grad_codes: Tensor) -> tuple[Tensor
 _merge_residual.register_autograd(_differentiate, setup_context=_save)
 
 
-def _list_members(group: Tensor, order: Tensor, start: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """Places of the order in groups of two or more, ``[B, slots]``, and the slot of every place, ``[B, N]``."""
+def _list_members(group: Tensor, order: Tensor, start: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens of groups of two or more and their groups, ``[B, slots]``, and the slot of every place, ``[B, N]``."""
     import triton
 
     from nsr.kernels.tokens.layout_kernels import list_members
 
     batch, length = order.shape
-    members, slot_of_place = order.new_empty(batch, slots), torch.empty_like(order)
+    tokens, groups_of = order.new_empty(2, batch, slots).unbind(0)
+    slot_of_place = torch.empty_like(order)
     list_members[(batch,)](
-        group, order, start, members, slot_of_place, length, start.shape[1] - 1, slots,
+        group, order, start, tokens, groups_of, slot_of_place, length, start.shape[1] - 1, slots,
         BLOCK_N=triton.next_power_of_2(length), BLOCK_M=triton.next_power_of_2(slots), num_warps=8,
     )  # fmt: skip
-    return members, slot_of_place
+    return tokens, groups_of, slot_of_place
 
 
 def _blocks(width: int, code: int, hidden: int, kind: torch.dtype, channels: int) -> dict[str, Any]:

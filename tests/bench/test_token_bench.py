@@ -1,0 +1,51 @@
+"""The token benchmarks run, compare what they say they compare, and write what the report reads."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nsr.bench import token_models as models
+from nsr.bench.interleaved import interleaved
+from nsr.cli import app
+from nsr.tokens import MergedViT
+
+SIZE = (64, 64)
+
+
+@pytest.mark.parametrize(("command", "rate"), [("tokens", "images_per_second"), ("train", "steps_per_second")])
+def test_a_quick_run_writes_every_arm(command: str, rate: str, tmp_path: Path) -> None:
+    arguments = ["bench", command, "--quick", "--device", "cpu", "--machine", "here", "--results", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "bench" / f"{command}-here.json").read_text())
+    (arms,) = record["metrics"].values()
+    assert {name.split(",")[0] for name in arms} >= {"full", "free drop", "merged", "merged + NSR"}
+    assert all(arm[rate] > 0 and arm["milliseconds"]["median"] > 0 for arm in arms.values())
+    assert arms["full, eager"]["speed_up"] == 1
+
+
+def test_the_limit_and_the_peer_follow_the_same_schedule() -> None:
+    r, removed = models.schedule((224, 224))
+    assert (r, removed) == (29, [29, 29, 29, 29, 29, 25, 13, 6, 3, 2, 1, 0])
+
+
+def test_the_literal_form_computes_what_the_library_computes() -> None:
+    torch.manual_seed(0)
+    literal = models.LiteralToMe(SIZE).eval()
+    ours = models.merged(SIZE).eval()
+    ours.load_state_dict(literal.state_dict())
+    assert isinstance(ours.vit, MergedViT)
+    image = models.matched_inputs(2, SIZE, torch.device("cpu"), torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(literal.patch_logits(image), ours.patch_logits(image), rtol=1e-4, atol=1e-4)
+
+
+def test_arms_take_turns() -> None:
+    calls: list[str] = []
+    arms = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    times = interleaved(arms, torch.device("cpu"), rounds=3, seconds=0.0)
+    assert calls[-6:] == ["a", "b"] * 3
+    assert all(0 <= t.low <= t.median <= t.high for t in times.values())

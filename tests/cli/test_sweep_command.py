@@ -1,13 +1,12 @@
 """``nsr sweep``: options dealt out, one cell a run; real runs on this machine."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from nsr.cli import app
 from nsr.cli.selection import integers, names
 from nsr.cli.sweep import sweep_tasks
 
@@ -41,25 +40,22 @@ def test_what_there_is_not() -> None:
     assert integers("--seed", "0-2,7") == [0, 1, 2, 7]
 
 
-def nsr(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "nsr", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 def test_a_sweep_of_trees(tmp_path: Path) -> None:
-    options = ["--depth", "2", "--backbone", "gcn,sage", "--variant", "nsr", "--epochs", "2", "--device", "cpu"]
-    done = nsr(tmp_path, "sweep", "tree", *options, "--workers", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 of 2 runs done" in done.stdout
+    def sweep(*options: str):
+        fixed = ["--depth", "2", "--backbone", "gcn,sage", "--variant", "nsr", "--epochs", "2", "--workers", "2"]
+        folders = ["--results", str(tmp_path / "results"), "--outputs", str(tmp_path / "outputs")]
+        return CliRunner().invoke(app, ["sweep", "tree", *fixed, *folders, *options])
+
+    done = sweep("--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert "2 of 2 runs done" in done.output
     results = sorted((tmp_path / "results" / "tree").iterdir())
     assert [path.name for path in results] == ["2-gcn-nsr-11.json", "2-sage-nsr-11.json"]
     assert json.loads(results[0].read_text())["metrics"]["epochs"] == 2
     assert "train_accuracy" in (tmp_path / "outputs" / "sweep" / "tree-2-gcn-nsr-11.log").read_text()
     before = [path.read_bytes() for path in results]
-    again = nsr(tmp_path, "sweep", "tree", *options[:-4], "--epochs", "2", "--device", "cpu", "--depth", "2")
-    assert again.returncode == 0
+    assert sweep("--device", "cpu").exit_code == 0
     assert [path.read_bytes() for path in results] == before
-    failed = nsr(tmp_path, "sweep", "tree", *options[:-4], "--epochs", "2", "--device", "nowhere")
-    assert failed.returncode == 1
-    assert "failed: tree-2-gcn-nsr-11, tree-2-sage-nsr-11" in failed.stderr
+    failed = sweep("--device", "nowhere")
+    assert failed.exit_code == 1
+    assert "failed: tree-2-gcn-nsr-11, tree-2-sage-nsr-11" in failed.output

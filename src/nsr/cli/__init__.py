@@ -14,6 +14,7 @@ from nsr.cli.flops import flops
 from nsr.cli.operating_point import operating_point
 from nsr.cli.report import report
 from nsr.cli.runs import runs
+from nsr.cli.scale import scale
 from nsr.cli.sweep import sweep
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app.command()(explain)
 app.command()(operating_point)
 app.command()(report)
 app.command()(runs)
+app.command()(scale)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(sweep)
 app.add_typer(data.app, name="data")
 app.add_typer(run.app, name="run")

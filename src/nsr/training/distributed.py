@@ -54,6 +54,11 @@ class Group:
             dist.all_reduce(value)
         return value
 
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.size > 1:
+            dist.barrier()
+
     def summed_gradient(self, loss: Tensor) -> Tensor:
         """The loss whose gradient, averaged over the processes by DistributedDataParallel, is the sum of theirs."""
         return loss if self.size == 1 else loss * self.size

@@ -43,5 +43,6 @@ def counted_pixels(labels: Tensor) -> Tensor:
 @cache
 def _weights(own: int, resized: int, device: torch.device) -> Tensor:
     """The interpolation matrix ``[resized, own]``, two non-zero weights a row."""
-    basis = torch.eye(own).unsqueeze(0)  # shape: [1, own, own], one channel a source pixel
-    return F.interpolate(basis, size=resized, mode="linear").squeeze(0).T.contiguous().to(device)
+    with torch.inference_mode(False):  # kept for training, also when an evaluation asks first
+        basis = torch.eye(own).unsqueeze(0)  # shape: [1, own, own], one channel a source pixel
+        return F.interpolate(basis, size=resized, mode="linear").squeeze(0).T.contiguous().to(device)

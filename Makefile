@@ -21,10 +21,10 @@ demo: $(READY)  ## the main job: a GNN fails where its null-space residual succe
 	@$(BIN)/nsr demo
 
 test: $(READY)  ## the fast tests (≤ 12 minutes on two cores)
-	@$(BIN)/python -m pytest -q
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 
 test-slow: $(READY)  ## everything that runs on a CPU
-	@$(BIN)/python -m pytest -q -m "not gpu and not sampling"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m "not gpu and not sampling"
 
 test-gpu: $(READY)  ## what needs a CUDA device
 	@$(BIN)/python -m pytest -q -m gpu

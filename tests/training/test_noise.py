@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from nsr.training import noise
 from nsr.training.noise import SeededDropout, key_of, mix, mixed_positions, permutation, seed_dropout, uniform_bits
 
 
@@ -57,3 +58,31 @@ def test_sites_and_seeds_have_masks_of_their_own() -> None:
     masks = [one[0](x), one[1][1](x), two[0](x)]
     assert not torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[0], masks[2])
+
+
+def test_gradient_is_the_same_mask() -> None:
+    dropout = SeededDropout(0.4, seed=3, site=0)
+    x = torch.randn(30, 20, requires_grad=True)
+    y = dropout(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(gradient * x, y)
+
+
+def test_replicas_draw_what_each_would_draw_alone() -> None:
+    seeds = [3, 4, 5]
+    x = torch.randn(3, 30, 20, requires_grad=True)
+    together = [SeededDropout(0.4, seed, site=1) for seed in seeds]
+
+    def one(seed: torch.Tensor, step: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(together[0], {"seed": seed, "step": step}, x)
+
+    y = torch.vmap(one)(torch.tensor(seeds).int(), torch.zeros(3).int(), x)
+    alone = torch.stack([dropout(row) for dropout, row in zip(together, x, strict=True)])
+    assert torch.equal(y, alone)
+    (ours,), (theirs,) = (torch.autograd.grad(out.square().sum(), x) for out in (y, alone))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_compiled_mask_equals_the_plain_one() -> None:
+    x, key = torch.randn(2, 500), torch.tensor([5, -7], dtype=torch.int32)
+    assert torch.equal(noise._masked_in_one_kernel(x, key, 0.3), noise._masked(x, key, 0.3))

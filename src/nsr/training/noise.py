@@ -6,7 +6,7 @@ own, on any device, in any company, and a run that is resumed at step ``n`` goes
 """
 
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -79,9 +79,50 @@ class SeededDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         self.step.add_(1)
-        bits = uniform_bits(mixed_positions(x.shape, x.device), key_of(self.seed, self.site, self.step))
-        threshold = round(self.p * 2**32) - 2**31
-        return torch.where(bits >= threshold, x / (1 - self.p), 0.0)
+        key = key_of(self.seed, self.site, self.step)
+        return _dropout(x.reshape(1, -1), key.view(1), self.p).view(x.shape)
+
+
+def _masked(x: Tensor, key: Tensor, p: float) -> Tensor:
+    """Dropout of rows ``[R, n]``, each with a mask from its own key ``[R]``."""
+    bits = uniform_bits(mixed_positions(x.shape[1:], x.device), key.unsqueeze(1))
+    return torch.where(bits >= round(p * 2**32) - 2**31, x / (1 - p), 0.0)
+
+
+# On a GPU the dozen operations of the hash become one kernel.
+_masked_in_one_kernel = torch.compile(_masked)
+
+
+@torch.library.custom_op("nsr::seeded_dropout", mutates_args=())
+def _dropout(x: Tensor, key: Tensor, p: float) -> Tensor:
+    return _masked_in_one_kernel(x, key, p) if x.is_cuda else _masked(x, key, p)
+
+
+@_dropout.register_fake
+def _(x: Tensor, key: Tensor, p: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.p = inputs[2]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    (key,) = ctx.saved_tensors
+    return _dropout(grad.contiguous(), key, ctx.p), None, None  # the mask is its own derivative, and drawn again
+
+
+_dropout.register_autograd(_differentiate, setup_context=_save)
+
+
+@_dropout.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], x: Tensor, key: Tensor, p: float) -> tuple[Tensor, int]:
+    def rows(value: Tensor, dim: int | None) -> Tensor:  # replicas are rows: [B, 1, ...] -> [B, ...]
+        moved = value.unsqueeze(0).expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+        return moved.flatten(0, 1).contiguous()
+
+    return _dropout(rows(x, in_dims[0]), rows(key, in_dims[1]), p).unflatten(0, (info.batch_size, -1)), 0
 
 
 def seed_dropout(model: M, seed: int) -> M:

@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from nsr.tokens import MPM, MergedViT, ToMe, TokenResidual
+from nsr.tokens import MPM, MergedViT, TokenResidual, ToMe
 from nsr.tokens.optimize import optimize
 
 

@@ -118,7 +118,7 @@ class TokenBranch(Branch):
         Where the plan is laid out for them, the kernels do it in one go; the controls take the plain way.
         """
         control = self.settings.source == "raw" or self.settings.post_merge_only
-        if plan.layout is not None and not control:
+        if plan.layout is not None and not control and x.dtype != torch.float64:
             return kernels.merge_residual(x, plan.layout, self.weights(), plan.max_merged)
         y = plan.merge(x)
         update, codes = self(plan, x, y)

@@ -33,7 +33,7 @@ def test_shapes_from_training_to_numerics(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["shapes", "--seed", "one"], "not a list of whole numbers"),
+        (["shapes", "--seed", "one"], "expected numbers by commas or a range"),
         (["token-ablation", "--task", "coco"], "Unknown task 'coco'"),
         (["shapes", "--precision", "int8"], "precision is 'int8'"),
         (["voc", "--data", "nowhere", "--merger", "none"], "VOC 2012 is neither at"),

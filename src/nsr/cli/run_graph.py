@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nsr.cli.selection import integers, names
+
 if TYPE_CHECKING:
     import torch
 
@@ -62,11 +64,11 @@ def tree(
     from nsr.data.tree import DEPTHS
     from nsr.experiments.tree import tree_configurations
 
-    depths = _integers("--depth", depth)
+    depths = integers("--depth", depth)
     if not set(depths) <= set(DEPTHS):
         raise ValueError(f"--depth {depth}: trees have depths {DEPTHS.start} to {DEPTHS.stop - 1}.")
     seconds = None if minutes is None else 60 * minutes
-    seeds = _integers("--seed", seed)
+    seeds = integers("--seed", seed)
     configurations = tree_configurations(
         depths, *_models(backbone, variant), seeds, chosen, epochs, max_seconds=seconds
     )
@@ -92,9 +94,9 @@ def heterophily(
     chosen = _device(device, precision)
     from nsr.experiments.heterophily import heterophily_configurations
 
-    splits = _integers("--split", split) if split else None
+    splits = integers("--split", split) if split else None
     configurations = heterophily_configurations(
-        _names(dataset), *_models(backbone, variant), splits, chosen, epochs, data
+        names(dataset), *_models(backbone, variant), splits, chosen, epochs, data
     )
     _run(configurations, chosen, results, outputs, together, concurrent, force)
 
@@ -117,7 +119,7 @@ def zinc(
     chosen = _device(device, precision)
     from nsr.experiments.zinc import zinc_configurations
 
-    configurations = zinc_configurations(*_models(backbone, variant), _integers("--seed", seed), chosen, epochs, data)
+    configurations = zinc_configurations(*_models(backbone, variant), integers("--seed", seed), chosen, epochs, data)
     _run(configurations, chosen, results, outputs, together, concurrent, force)
 
 
@@ -164,7 +166,7 @@ def diagnostic(
     from nsr.data.heterophilous import canonical
     from nsr.experiments.diagnostic import run_accuracy, run_scores
 
-    datasets = [canonical(name).replace("_", "-") for name in _names(dataset)]
+    datasets = [canonical(name).replace("_", "-") for name in names(dataset)]
     backbones, _ = _models(backbone, "original")
     run_scores(datasets, backbones, results, folder=data, force=force, say=typer.echo)
     run_accuracy(datasets, backbones, results, say=typer.echo)
@@ -244,25 +246,8 @@ def _models(backbone: str, variant: str) -> tuple[list[Any], list[Any]]:
 
     chosen = []
     for option, given, known in (("--backbone", backbone, BACKBONES), ("--variant", variant, VARIANTS)):
-        names = _names(given)
-        if not names or not set(names) <= set(known):
+        listed = names(given)
+        if not listed or not set(listed) <= set(known):
             raise ValueError(f"{option} {given!r}: expected names among {', '.join(known)}.")
-        chosen.append(names)
+        chosen.append(listed)
     return chosen[0], chosen[1]
-
-
-def _names(given: str) -> list[str]:
-    return [name.strip() for name in given.split(",") if name.strip()]
-
-
-def _integers(option: str, given: str) -> list[int]:
-    """``"0-2,5"`` to ``[0, 1, 2, 5]``."""
-    numbers: list[int] = []
-    for part in _names(given):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()):
-            raise ValueError(f"{option} {given!r}: expected numbers by commas or a range, such as 0,1,2 or 0-9.")
-        numbers += range(int(first), int(last or first) + 1)
-    if not numbers:
-        raise ValueError(f"{option} {given!r} names nothing.")
-    return numbers

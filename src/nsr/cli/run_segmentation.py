@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nsr.cli.selection import integers, names
+
 if TYPE_CHECKING:
     from nsr.experiments.segmentation import SegmentationLab
     from nsr.experiments.segmentation_task import SegmentationTask
@@ -158,7 +160,7 @@ def numerics(
     from nsr.experiments.segmentation_runs import run_numerics
 
     lab = _lab(task, data, outputs, device, workers, force)
-    cells = select_cells(lab.task, _names(merger), _names(point), ["nsr"], _integers(seed))
+    cells = select_cells(lab.task, names(merger), names(point), ["nsr"], integers("--seed", seed))
     run_numerics(lab, cells, results, force=force, say=typer.echo)
 
 
@@ -178,7 +180,7 @@ def operating_points(
     from nsr.experiments.segmentation_runs import run_points
 
     lab = _lab(task, data, outputs, device, workers, force)
-    run_points(lab, _names(merger), _names(point), results, search=search, force=force, say=typer.echo)
+    run_points(lab, names(merger), names(point), results, search=search, force=force, say=typer.echo)
 
 
 def _lab(
@@ -244,7 +246,7 @@ def _train(
     from nsr.experiments.segmentation_cells import select_cells
     from nsr.experiments.segmentation_runs import run_table
 
-    cells = select_cells(lab.task, _names(merger), _names(point), _names(variant), _integers(seed))
+    cells = select_cells(lab.task, names(merger), names(point), names(variant), integers("--seed", seed))
     changes["precision"] = changes["precision"] or ("bf16" if lab.device.type == "cuda" else "fp32")
     protocol = replace(lab.task.protocol, **{name: value for name, value in changes.items() if value is not None})
     terminal = sys.stderr.isatty()
@@ -267,14 +269,3 @@ def _show(progress: "TrainingProgress", terminal: bool) -> None:
     line = f"  epoch {progress.epoch}/{progress.epochs}, loss {losses}, {progress.remaining:.0f} s left"
     ends = progress.epoch == progress.epochs
     typer.echo(f"\r{line:<78}" if terminal else line, err=True, nl=not terminal or ends)
-
-
-def _names(given: str) -> list[str]:
-    """``"a,b"`` to ``["a", "b"]``."""
-    return [name.strip() for name in given.split(",") if name.strip()]
-
-
-def _integers(given: str) -> list[int]:
-    if not _names(given) or not all(name.isdecimal() for name in _names(given)):
-        raise ValueError(f"--seed {given!r} is not a list of whole numbers, such as 0,1,2.")
-    return [int(name) for name in _names(given)]

@@ -1,1 +1,1 @@
-"""The paper's tables and figures as runs: each a function with its expected time and number, writing one result a cell."""
+"""The paper's tables and figures as runs: functions with their expected time and number, one result a cell."""

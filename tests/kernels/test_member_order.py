@@ -59,3 +59,17 @@ def test_inference_tensors_are_sorted_each_time() -> None:
     with torch.inference_mode():
         row = torch.tensor([1, 0])
         assert member_order(row, row, 2) is not member_order(row, row, 2)
+
+
+def test_what_a_captured_graph_reads_is_not_evicted() -> None:
+    first = torch.tensor([1, 0])
+    order = member_order(first, first, 2)
+    module._captured.add(next(reversed(module._cache)))  # as finding it during a capture does
+    kept = [torch.full((2,), value) for value in range(module._CAPACITY + 5)]
+    for row in kept:
+        member_order(row, row, 100)
+    assert member_order(first, first, 2) is order
+    assert len(module._cache) <= module._CAPACITY
+    del first
+    member_order(torch.tensor([0]), torch.tensor([0]), 1)
+    assert not module._captured

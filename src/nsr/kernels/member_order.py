@@ -34,6 +34,8 @@ class _Entry(NamedTuple):
     order: MemberOrder
 
 
+# Orders that a captured CUDA graph reads: it replays for as long as it likes, so they stay as long as their index lives.
+_captured: set[tuple] = set()
 # A storage's address is no one else's while a weak reference to it is held, so a key that is found is never stale.
 _cache: OrderedDict[tuple, _Entry] = OrderedDict()
 _CAPACITY = 64
@@ -49,11 +51,14 @@ def member_order(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
     if row.is_inference() or other.is_inference():
         return _sort(row, other, num_rows)
     key = (*_identity(row), *_identity(other), num_rows)
+    capturing = row.is_cuda and torch.cuda.is_current_stream_capturing()
     if key in _cache:
         _cache.move_to_end(key)
+        if capturing:
+            _captured.add(key)
         return _cache[key].order
     order = _sort(row, other, num_rows)
-    if not (row.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if not capturing:
         _drop_dead()
         _cache[key] = _Entry((_storage(row), _storage(other)), order)
     return order
@@ -89,5 +94,6 @@ def _drop_dead() -> None:
     """Forget the orders of indices that are gone, and the longest unused ones beyond the capacity."""
     for key in [key for key, entry in _cache.items() if any(ref.expired() for ref in entry.storages)]:
         del _cache[key]
-    while len(_cache) >= _CAPACITY:
-        _cache.popitem(last=False)
+        _captured.discard(key)
+    for key in [key for key in _cache if key not in _captured][: max(0, len(_cache) - _CAPACITY + 1)]:
+        del _cache[key]

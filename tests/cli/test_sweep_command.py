@@ -1,6 +1,7 @@
 """``nsr sweep``: options dealt out, one cell a run; real runs on this machine."""
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from nsr.cli import app
 from nsr.cli.selection import integers, names
 from nsr.cli.sweep import sweep_tasks
+from nsr.experiments.record import read
 
 
 def test_cells_of_a_graph_experiment() -> None:
@@ -59,3 +61,19 @@ def test_a_sweep_of_trees(tmp_path: Path) -> None:
     failed = sweep("--device", "nowhere")
     assert failed.exit_code == 1
     assert "failed: tree-2-gcn-nsr-11, tree-2-sage-nsr-11" in failed.output
+
+
+@pytest.mark.slow
+def test_a_soak_of_two_hundred_trees(tmp_path: Path) -> None:
+    fixed = ["--depth", "2", "--backbone", "gcn", "--variant", "original", "--epochs", "1", "--device", "cpu"]
+    folders = ["--results", str(tmp_path / "results"), "--outputs", str(tmp_path / "outputs")]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB
+    done = CliRunner().invoke(app, ["sweep", "tree", *fixed, *folders, "--seed", "0-199", "--workers", "4"])
+    assert done.exit_code == 0, done.output
+    assert "200 of 200 runs done" in done.output
+    made = {path.name for path in (tmp_path / "results" / "tree").iterdir()}
+    assert made == {f"2-gcn-original-{seed}.json" for seed in range(200)}
+    assert all(read(tmp_path / "results" / "tree" / name).status == "done" for name in made)
+    logs = [path.read_text() for path in (tmp_path / "outputs" / "sweep").iterdir()]
+    assert [log.count("train_accuracy") for log in logs] == [1] * 200  # none made twice
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024

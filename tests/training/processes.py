@@ -68,6 +68,22 @@ def alone(path: Path) -> None:
     trained(ALONE, path)
 
 
+def sampled(group: Group, path: Path) -> None:
+    """Train on all neighbours of sampled seeds, so that nothing is random but the order of the seeds."""
+    # here, because the others need no graph libraries
+    from nsr import attach
+    from nsr.data.generated_graph import generated_graph
+    from nsr.graph.models import GraphModel
+    from nsr.training.sampled import SampledProtocol, train_sampled
+
+    graph = generated_graph(path.with_name(f"{path.name}-graph-{group.rank}"), nodes=400, edges=3000, features=4)
+    torch.manual_seed(0)
+    model = GraphModel("sage", torch.nn.Linear(4, 8), 8, 4, layers=2)
+    attach(model)
+    train_sampled(model, graph, torch.arange(200).numpy(), SampledProtocol((-1, -1), 50, steps=10), group)
+    save_file(model.state_dict(), path.with_name(f"{path.name}-{group.rank}"))
+
+
 def dying(group: Group) -> None:
     """The last process is killed while the others wait for it."""
     if group.rank == group.size - 1:

@@ -1,5 +1,8 @@
 """One run over two processes is the run over one."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +48,23 @@ def test_one_process_is_a_group_of_its_own() -> None:
     assert group.sum(value) is value
     with pytest.raises(ValueError, match="batch of 5 cannot be shared equally by 2 processes"):
         Group(0, 2).share(5)
+
+
+@pytest.mark.slow
+def test_torchrun(tmp_path: Path) -> None:
+    options = ["--merger", "tome", "--point", "1.8x", "--variant", "nsr", "--epochs", "1", "--device", "cpu"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    found = []
+    for command in ([*launcher, "-m", "nsr"], [sys.executable, "-m", "nsr"]):
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        done = subprocess.run(
+            [*command, "run", "shapes", *options], cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("mIoU") == 1  # one of them speaks
+        (path,) = (folder / "results").rglob("*.json")
+        found.append(json.loads(path.read_text()))
+    two, one = found
+    assert (two["environment"]["processes"], one["environment"]["processes"]) == (2, 1)
+    assert two["metrics"]["miou"] == pytest.approx(one["metrics"]["miou"], abs=1e-3)

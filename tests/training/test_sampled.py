@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import nsr
 from nsr.data.disk_graph import DiskGraph
@@ -14,6 +15,7 @@ from nsr.graph.layerwise import InNeighbours, infer
 from nsr.graph.models import GraphModel
 from nsr.training.distributed import Group
 from nsr.training.sampled import SampledProtocol, neighbour_loader, train_sampled
+from training import processes
 
 
 @pytest.fixture
@@ -93,3 +95,14 @@ def test_the_order_of_the_seeds_is_shared(graph: DiskGraph, monkeypatch: pytest.
     whole, halves = seeds(Group()), [seeds(Group(rank, 2)) for rank in (0, 1)]
     assert len(whole) == 30
     assert [a + b for a, b in zip(*halves, strict=True)] == whole
+
+
+@pytest.mark.sampling
+def test_two_processes_train_the_weights_of_one(tmp_path: Path) -> None:
+    assert processes.start(2, processes.sampled, tmp_path / "two") == [0, 0]
+    processes.sampled(Group(), tmp_path / "one")
+    one = load_file(tmp_path / "one-0")
+    for rank in (0, 1):
+        half = load_file(tmp_path / f"two-{rank}")
+        for name, expected in one.items():
+            torch.testing.assert_close(half[name], expected, atol=1e-5, rtol=0)

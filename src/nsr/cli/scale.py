@@ -11,9 +11,7 @@ Folder = Annotated[Path, typer.Option(help="Where the graph and the hidden state
 Nodes = Annotated[int, typer.Option(help="Nodes of the generated graph.")]
 Edges = Annotated[int, typer.Option(help="Directed edges.")]
 Backbone = Annotated[str, typer.Option(help="gcn, sage or gin.")]
-Steps = Annotated[
-    int, typer.Option(min=0, help="Training steps on sampled neighbourhoods; 0 needs no backend.")
-]
+Steps = Annotated[int, typer.Option(min=0, help="Training steps on sampled neighbourhoods; 0 needs no backend.")]
 Batch = Annotated[int, typer.Option(help="Seed nodes in a step, over all processes.")]
 Fanout = Annotated[str, typer.Option(help="Members drawn for each node, from the seeds outwards; one number a layer.")]
 Width = Annotated[int, typer.Option(help="Width of the model.")]

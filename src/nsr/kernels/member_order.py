@@ -34,7 +34,7 @@ class _Entry(NamedTuple):
     order: MemberOrder
 
 
-# Orders that a captured CUDA graph reads: it replays for as long as it likes, so they stay as long as their index lives.
+# Orders that a captured CUDA graph reads: it may replay at any time, so they stay as long as their index lives.
 _captured: set[tuple] = set()
 # A storage's address is no one else's while a weak reference to it is held, so a key that is found is never stale.
 _cache: OrderedDict[tuple, _Entry] = OrderedDict()

@@ -78,7 +78,7 @@ def train(
     while done < epochs:
         trainer.epoch(done)
         done += 1
-        if done % look_every and done < epochs:
+        if done % look_every and done < epochs and not interruption.requested():
             yield
             continue
         plateau = trainer.plateau
@@ -86,10 +86,10 @@ def train(
         seconds = time.monotonic() - began
         best, rate = plateau.best.tolist(), plateau.rate.tolist()
         watch(Progress(done, epochs, trainer.latest.tolist(), best, rate, active, seconds))
+        _refuse_nan(trainer, done)
         if not active or (max_seconds is not None and seconds >= max_seconds):
             break
         keeper.keep(trainer.state, done)
-        interruption.leave_if_requested()
         yield
     return done, time.monotonic() - began
 
@@ -109,6 +109,7 @@ def take_turns(runs: Sequence[Run[T]], device: torch.device) -> list[T]:
     streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in runs]
     outcomes: dict[int, T] = {}
     while len(outcomes) < len(runs):
+        stopping = interruption.requested()  # each run then ends this round with a checkpoint
         for number, (run, stream) in enumerate(zip(runs, streams, strict=True)):
             if number in outcomes:
                 continue
@@ -117,7 +118,17 @@ def take_turns(runs: Sequence[Run[T]], device: torch.device) -> list[T]:
                     next(run)
                 except StopIteration as end:
                     outcomes[number] = end.value
+        if stopping and len(outcomes) < len(runs):
+            interruption.leave_if_requested()
     return [outcomes[number] for number in range(len(runs))]
+
+
+def _refuse_nan(trainer: Trainer, done: int) -> None:
+    if bool(torch.stack([tensor.isnan().any() for tensor in trainer.state().values()]).any()):
+        raise ValueError(
+            f"After {done} epochs the weights are no longer numbers: training diverged. Try --precision fp32; to find "
+            "the seed or split that did, train fewer together."
+        )
 
 
 def named(**parts: dict[str, Tensor] | list[Tensor]) -> dict[str, Tensor]:

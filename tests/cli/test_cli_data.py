@@ -1,10 +1,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from nsr.cli import app
+from nsr.experiments import record
 
 run = CliRunner().invoke
 
@@ -43,9 +45,27 @@ def test_verify_without_data_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_stats_of_the_generated_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSR_DATA", str(tmp_path))
-    result = run(app, ["data", "stats", "--json"])
+    result = run(app, ["data", "stats", "--json", "--results", str(tmp_path / "r")])
     (column,) = json.loads(result.stdout).values()
     assert (column["nodes"], column["edges"], column["diameter"], column["features"]) == (10_000, 39_402, 99, 7)
+    written = record.read(tmp_path / "r" / "statistics" / "minesweeper-generated.json")
+    assert (written.experiment, written.cell) == ("statistics", {"dataset": "minesweeper-generated"})
+    assert written.metrics == column
+    assert written.command == "nsr data stats minesweeper-generated --results results"
+
+
+def test_stats_of_a_topology_count_no_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSR_DATA", str(tmp_path))
+    (tmp_path / "heterophilous").mkdir()
+    triangle = {"edges": np.array([[0, 1], [1, 2], [0, 2]]), "node_labels": np.array([0, 0, 1])}
+    np.savez(tmp_path / "heterophilous" / "roman_empire_topology.npz", **triangle)
+    shown = run(app, ["data", "stats", "roman-empire", "--json"], catch_exceptions=False)
+    assert json.loads(shown.stdout)["roman-empire"]["features"] == 0
+    assert not (tmp_path / "results").exists()
+    run(app, ["data", "stats", "--results", str(tmp_path / "results")], catch_exceptions=False)
+    written = record.read(tmp_path / "results" / "statistics" / "roman-empire.json")
+    assert written.metrics["global_clustering"] == 1
+    assert "features" not in written.metrics
 
 
 @pytest.mark.data

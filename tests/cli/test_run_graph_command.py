@@ -1,9 +1,11 @@
 """``nsr run`` on graphs: one result a cell, made once, on generated data."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from nsr.cli import app
@@ -40,12 +42,44 @@ def test_tree_writes_one_result_a_cell_and_skips_what_is_there(tmp_path: Path) -
     assert result["cell"] == {"depth": 2, "backbone": "gcn", "variant": "nsr", "seed": 11}
     assert 0 <= result["metrics"]["train_accuracy"] <= 1
     assert result["metrics"]["params"] > json.loads(files[2].read_text())["metrics"]["params"]
+    assert result["config"]["samples"] == 96
     assert result["command"] == "nsr run tree --depth 2 --backbone gcn --variant nsr --seed 11,12"
     before = files[0].read_text()
     assert run(*options, *places).count("there already") == 2
     assert files[0].read_text() == before
     assert "train_accuracy" in run(*options, *places, "--force")
     assert list((tmp_path / "o" / "unfinished").glob("*")) == []
+
+
+def test_tensorboard_draws_each_replica(tmp_path: Path, small_board: None) -> None:
+    options = ["--dataset", "minesweeper-generated", "--backbone", "gcn", "--variant", "nsr", "--split", "0-1"]
+    places = ["--device", "cpu", "--results", str(tmp_path / "r"), "--outputs", str(tmp_path / "o")]
+    run("heterophily", *options, *places, "--epochs", "20", "--tensorboard", str(tmp_path / "t"))
+    folders = sorted(path.relative_to(tmp_path / "t") for path in (tmp_path / "t").glob("*/*"))
+    assert folders == [Path(f"heterophily/minesweeper-generated-gcn-nsr-{split}") for split in (0, 1)]
+    for folder in folders:
+        events = EventAccumulator(str(tmp_path / "t" / folder)).Reload()
+        assert sorted(events.Tags()["scalars"]) == ["best", "learning_rate", "metric"]
+        result = json.loads((tmp_path / "r" / folder.parent / f"{folder.name}.json").read_text())
+        last = events.Scalars("best")[-1]
+        assert last.step == 20
+        assert last.value == pytest.approx(result["metrics"]["val"])
+        assert events.Scalars("learning_rate")[0].value > 0
+
+
+def test_without_tensorboard_no_event_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("tree", "--depth", "2", "--backbone", "gcn", "--variant", "original", "--epochs", "2", "--device", "cpu")
+    files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert files == [Path("results/tree/2-gcn-original-11.json")]
+
+
+def test_a_missing_tensorboard_is_named_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    options = ["--depth", "2", "--backbone", "gcn", "--epochs", "2", "--device", "cpu", "--results", str(tmp_path)]
+    with pytest.raises(ValueError, match="pip install tensorboard"):
+        run("tree", *options, "--tensorboard", str(tmp_path / "t"))
+    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_heterophily_and_diagnostic(tmp_path: Path, small_board: None) -> None:

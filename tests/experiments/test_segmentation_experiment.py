@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from nsr.data.segmentation.shapes import shapes
 from nsr.experiments import segmentation as experiment
@@ -143,6 +144,19 @@ class TestModels:
 
 
 class TestRuns:
+    def test_curves_are_drawn_only_where_asked_for(self, lab: SegmentationLab, tmp_path: Path) -> None:
+        cells = select_cells(TINY, ["tome"], ["1.8x"])
+        results, folder = tmp_path / "results", tmp_path / "curves"
+        run_table(lab, cells, TINY.protocol, results, say=lambda _: None)
+        assert list(tmp_path.rglob("*tfevents*")) == []
+        run_table(
+            lab, cells, TINY.protocol, results, together=2, force=True, say=lambda _: None, every=0, tensorboard=folder
+        )
+        for cell in cells:
+            losses = EventAccumulator(str(folder / "tiny" / cell.name)).Reload().Scalars("loss")
+            assert [loss.step for loss in losses] == list(range(1, TINY.protocol.epochs + 1))
+            assert losses[-1].value == pytest.approx(result(results, "tiny", cell.name)["metrics"]["loss"])
+
     def test_results_are_written_once(self, lab: SegmentationLab, tmp_path: Path) -> None:
         cells = select_cells(TINY, ["none", "tome", "mpm"], ["1.0x", "1.8x"])
         lines: list[str] = []
@@ -281,6 +295,7 @@ def test_killed_and_resumed_on_a_gpu_in_deterministic_mode(tmp_path: Path) -> No
 import sys
 from pathlib import Path
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from dataclasses import replace
 from nsr.experiments import segmentation as experiment
 from nsr.experiments.segmentation_cells import SegmentationCell

@@ -1,8 +1,10 @@
 """``nsr data``: what data there is, where it lies, and whether it is what it should be."""
 
 import json
+import time
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -10,6 +12,10 @@ app = typer.Typer(no_args_is_help=True, help="The data sets: list, fetch, verify
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")]
 Names = Annotated[list[str] | None, typer.Argument(help="Data sets, as `nsr data list` names them; all by default.")]
+Results = Annotated[
+    Path | None,
+    typer.Option(file_okay=False, help="Write a result a data set here too, for the report. Default: none."),
+]
 
 
 @app.command("list")
@@ -60,7 +66,7 @@ def verify(names: Names = None) -> None:
 
 
 @app.command()
-def stats(names: Names = None, as_json: AsJson = False) -> None:
+def stats(names: Names = None, as_json: AsJson = False, results: Results = None) -> None:
     """Compute the statistics by which the heterophilous graphs are described (half a minute for Tolokers)."""
     from rich.console import Console
     from rich.table import Table
@@ -70,9 +76,11 @@ def stats(names: Names = None, as_json: AsJson = False) -> None:
 
     columns = {}
     for name in names or _with_topology():
+        begin = time.perf_counter()
         edges, labels = heterophilous.topology(name)
-        known = heterophilous.DATASETS.get(heterophilous.canonical(name))
-        columns[name] = asdict(graph_statistics(edges, labels, features=known.features if known else 7))
+        columns[name] = asdict(graph_statistics(edges, labels, _features(name)))
+        if results is not None:
+            _write(results, heterophilous.canonical(name).replace("_", "-"), columns[name], time.perf_counter() - begin)
     if as_json:
         typer.echo(json.dumps(columns, indent=2))
         return
@@ -83,6 +91,28 @@ def stats(names: Names = None, as_json: AsJson = False) -> None:
         values = [column[row] for column in columns.values()]
         table.add_row(row.replace("_", " "), *(f"{v:.2f}" if isinstance(v, float) else str(v) for v in values))
     Console().print(table)
+
+
+def _features(name: str) -> int:
+    """The number of features, which a data set's file is checked for; 0 where only the topology is at hand."""
+    from nsr.data.heterophilous import DATASETS, canonical, path_of
+
+    known = DATASETS.get(canonical(name))
+    if known is None:
+        return 7  # the generated Minesweeper's
+    return known.features if path_of(canonical(name)).is_file() else 0
+
+
+def _write(results: Path, dataset: str, statistics: dict[str, Any], seconds: float) -> None:
+    """Leave ``results/statistics/<dataset>.json``, without what could not be counted."""
+    import torch
+
+    from nsr.experiments import record
+
+    metrics = {key: value for key, value in statistics.items() if key != "features" or value}
+    command = f"nsr data stats {dataset} --results results"
+    environment = record.environment(torch.device("cpu"))
+    record.write(results, record.Record("statistics", {"dataset": dataset}, metrics, {}, command, seconds, environment))
 
 
 def _with_topology() -> list[str]:

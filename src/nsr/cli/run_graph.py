@@ -31,6 +31,9 @@ Together = Annotated[int, typer.Option(min=1, help="Seeds or splits trained at o
 Concurrent = Annotated[int, typer.Option(min=1, help="Models that take turns on the device; fills a GPU.")]
 Results = Annotated[Path, typer.Option(help="Where results go, one JSON a run.")]
 Outputs = Annotated[Path, typer.Option(help="Where unfinished runs are kept.")]
+TensorBoard = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Draw curves for TensorBoard here, one folder a run. Default: off.")
+]
 Data = Annotated[Path | None, typer.Option(help="Where the data is. Default: $NSR_DATA or the user's cache folder.")]
 Force = Annotated[bool, typer.Option("--force", help="Run again what has a result.")]
 
@@ -57,6 +60,7 @@ def tree(
     concurrent: Concurrent = 1,
     results: Results = _RESULTS,
     outputs: Outputs = _OUTPUTS,
+    tensorboard: TensorBoard = None,
     force: Force = False,
 ) -> None:
     """Train on Tree-NeighborsMatch: training accuracy by depth, and accuracy on fresh permutations."""
@@ -72,7 +76,7 @@ def tree(
     configurations = tree_configurations(
         depths, *_models(backbone, variant), seeds, chosen, epochs, max_seconds=seconds
     )
-    _run(configurations, chosen, results, outputs, together, concurrent, force)
+    _run(configurations, chosen, results, outputs, tensorboard, together, concurrent, force)
 
 
 def heterophily(
@@ -87,6 +91,7 @@ def heterophily(
     concurrent: Concurrent = 1,
     results: Results = _RESULTS,
     outputs: Outputs = _OUTPUTS,
+    tensorboard: TensorBoard = None,
     data: Data = None,
     force: Force = False,
 ) -> None:
@@ -98,7 +103,7 @@ def heterophily(
     configurations = heterophily_configurations(
         names(dataset), *_models(backbone, variant), splits, chosen, epochs, data
     )
-    _run(configurations, chosen, results, outputs, together, concurrent, force)
+    _run(configurations, chosen, results, outputs, tensorboard, together, concurrent, force)
 
 
 def zinc(
@@ -112,6 +117,7 @@ def zinc(
     concurrent: Concurrent = 1,
     results: Results = _RESULTS,
     outputs: Outputs = _OUTPUTS,
+    tensorboard: TensorBoard = None,
     data: Data = None,
     force: Force = False,
 ) -> None:
@@ -120,7 +126,7 @@ def zinc(
     from nsr.experiments.zinc import zinc_configurations
 
     configurations = zinc_configurations(*_models(backbone, variant), integers("--seed", seed), chosen, epochs, data)
-    _run(configurations, chosen, results, outputs, together, concurrent, force)
+    _run(configurations, chosen, results, outputs, tensorboard, together, concurrent, force)
 
 
 def graph_ablation(
@@ -134,6 +140,7 @@ def graph_ablation(
     concurrent: Concurrent = 1,
     results: Results = _RESULTS,
     outputs: Outputs = _OUTPUTS,
+    tensorboard: TensorBoard = None,
     data: Data = None,
     force: Force = False,
 ) -> None:
@@ -150,6 +157,7 @@ def graph_ablation(
         concurrent,
         results,
         outputs,
+        tensorboard,
         data,
         force,
     )
@@ -177,6 +185,7 @@ def _run(
     device: "torch.device",
     results: Path,
     outputs: Path,
+    tensorboard: Path | None,
     together: int,
     concurrent: int,
     force: bool,
@@ -193,6 +202,7 @@ def _run(
         force=force,
         say=typer.echo,
         watch=lambda name: _line(name, sys.stderr.isatty()),
+        tensorboard=tensorboard,
     )
 
 

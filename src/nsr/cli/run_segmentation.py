@@ -30,6 +30,9 @@ PrecisionName = Annotated[str | None, typer.Option("--precision", help="bf16, fp
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … Default: a GPU if there is one.")]
 Results = Annotated[Path, typer.Option(help="Where results go, one JSON a run.")]
 Outputs = Annotated[Path, typer.Option(help="Where trained weights and unfinished runs are kept.")]
+TensorBoard = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Draw curves for TensorBoard here, one folder a run. Default: off.")
+]
 Data = Annotated[Path | None, typer.Option(help="Where the data is. Default: $NSR_DATA or the user's cache folder.")]
 Together = Annotated[int, typer.Option("--concurrent", min=1, help="Models trained side by side on one GPU.")]
 Workers = Annotated[int, typer.Option(min=0, help="Processes that decode images where these do not fit the device.")]
@@ -74,6 +77,7 @@ def _table_of(task: str) -> Callable[..., None]:
         device: Device = None,
         results: Results = _RESULTS,
         outputs: Outputs = _OUTPUTS,
+        tensorboard: TensorBoard = None,
         data: Data = None,
         concurrent: Together = 1,
         workers: Workers = 4,
@@ -86,7 +90,7 @@ def _table_of(task: str) -> Callable[..., None]:
         lab = _lab(task, data, outputs, device, workers, force, deterministic, compile_branches)
         lab.task = _scheduled(lab.task, schedule, results)
         changes = {"epochs": epochs, "batch": batch, "lr": lr, "warmup": warmup, "precision": precision}
-        _train(lab, merger, point, variant, seed, changes, results, concurrent, force, with_numerics)
+        _train(lab, merger, point, variant, seed, changes, results, tensorboard, concurrent, force, with_numerics)
 
     return table
 
@@ -103,6 +107,7 @@ def token_ablation(
     device: Device = None,
     results: Results = _RESULTS,
     outputs: Outputs = _OUTPUTS,
+    tensorboard: TensorBoard = None,
     data: Data = None,
     concurrent: Together = 1,
     workers: Workers = 4,
@@ -113,7 +118,7 @@ def token_ablation(
     """Train the controls: post-merge-only, feature path, spatial path, raw source; results beside the main table's."""
     lab = _lab(task, data, outputs, device, workers, force, deterministic, compile_branches)
     changes = {"epochs": epochs, "batch": batch, "precision": precision}
-    _train(lab, merger, point, variant, seed, changes, results, concurrent, force, with_numerics=False)
+    _train(lab, merger, point, variant, seed, changes, results, tensorboard, concurrent, force, with_numerics=False)
 
 
 def adapter(
@@ -128,6 +133,7 @@ def adapter(
     device: Device = None,
     results: Results = _RESULTS,
     outputs: Outputs = _OUTPUTS,
+    tensorboard: TensorBoard = None,
     data: Data = None,
     concurrent: Together = 1,
     workers: Workers = 4,
@@ -140,7 +146,7 @@ def adapter(
     """
     lab = _lab(task, data, outputs, device, workers, force, deterministic)
     changes = {"epochs": epochs, "batch": batch, "lr": lr, "precision": precision}
-    _train(lab, merger, point, "adapter", seed, changes, results, concurrent, force, with_numerics=False)
+    _train(lab, merger, point, "adapter", seed, changes, results, tensorboard, concurrent, force, with_numerics=False)
 
 
 def numerics(
@@ -237,6 +243,7 @@ def _train(
     seed: str,
     changes: dict,
     results: Path,
+    tensorboard: Path | None,
     concurrent: int,
     force: bool,
     with_numerics: bool,
@@ -261,6 +268,7 @@ def _train(
         say=typer.echo if lab.group.writes else lambda _: None,
         watch=lambda progress: _show(progress, terminal) if lab.group.writes else None,
         every=1.0 if terminal else 15.0,
+        tensorboard=tensorboard,
     )
 
 

@@ -81,6 +81,12 @@ class TreeTask:
         return {name: hashlib.sha256(array.astype("<i8").tobytes()).hexdigest()[:16] for name, array in arrays.items()}
 
 
+def permutation_count(depth: int) -> int:
+    """How many permutations a task of this depth draws; each makes ``L`` samples."""
+    leaves = 2**depth
+    return min(1000, math.factorial(leaves), 32000 // leaves)
+
+
 def tree_task(depth: int, seed: int = 11) -> TreeTask:
     """Draw the task of one depth, number for number as the benchmark's reference implementation does.
 
@@ -92,7 +98,7 @@ def tree_task(depth: int, seed: int = 11) -> TreeTask:
     leaves = 2**depth
     numpy_stream, python_stream = np.random.RandomState(seed), random.Random(seed)
     values = range(1, leaves + 1)
-    count = min(1000, math.factorial(leaves), 32000 // leaves)
+    count = permutation_count(depth)
     if depth > 3:
         permutations = np.array([numpy_stream.permutation(values) for _ in range(count)], dtype=np.int64)
     else:

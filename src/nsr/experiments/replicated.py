@@ -1,6 +1,7 @@
 """Cells that train together: runs of one configuration that differ in seed or split alone, as replicas of one model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import torch
 
 from nsr.experiments import record
 from nsr.experiments.attempt import attempt
+from nsr.experiments.curves import curves
 from nsr.experiments.record import Record
 from nsr.training import checkpoint, loop
 from nsr.training.loop import Run
-from nsr.training.progress import Watch
+from nsr.training.progress import Progress, Watch
 
 Cell = dict[str, Any]
 Metrics = dict[str, Any]
@@ -63,6 +65,7 @@ def run_configurations(
     force: bool = False,
     say: Callable[[str], None] = print,
     watch: Callable[[str], Watch],
+    tensorboard: Path | None = None,
 ) -> None:
     """Train every cell that has no result yet; each leaves ``results/<experiment>/<cell>.json``.
 
@@ -76,6 +79,7 @@ def run_configurations(
         force: Whether to run again what has a result.
         say: Told a line for each model.
         watch: Makes what is told where a run stands, from the name of the run.
+        tensorboard: Where curves go, one folder a cell; drawn from what ``watch`` is told.
     """
     models = []
     for one in configurations:
@@ -85,8 +89,13 @@ def run_configurations(
         models += [_Model(one, todo[first : first + together]) for first in range(0, len(todo), together)]
     for first in range(0, len(models), concurrent):
         group = models[first : first + concurrent]
-        with attempt(results, [plan for model in group for plan in model.planned(device)], again=force):
-            loop.take_turns([model.run(results, outputs, device, say, watch) for model in group], device)
+        with ExitStack() as drawing:  # opened before the attempt: a missing package is no failure of the runs
+            watches = [drawing.enter_context(_drawn(model, watch(model.name), tensorboard)) for model in group]
+            with attempt(results, [plan for model in group for plan in model.planned(device)], again=force):
+                runs = [
+                    model.run(results, outputs, device, say, told) for model, told in zip(group, watches, strict=True)
+                ]
+                loop.take_turns(runs, device)
 
 
 @dataclass(frozen=True)
@@ -107,19 +116,12 @@ class _Model:
         return [Record(one.experiment, cell, {}, one.config, one.command, 0.0, environment) for cell in self.cells]
 
     def run(
-        self,
-        results: Path,
-        outputs: Path,
-        device: torch.device,
-        say: Callable[[str], None],
-        watch: Callable[[str], Watch],
+        self, results: Path, outputs: Path, device: torch.device, say: Callable[[str], None], watch: Watch
     ) -> Run[None]:
         save_to = outputs / "unfinished" / f"{self.name.replace(' ', '-')}.safetensors"
         identity = {"config": self.configuration.config, "cells": list(self.cells)}
         try:
-            metrics, seconds = yield from self.configuration.train(
-                self.cells, Place(watch(self.name), save_to, identity)
-            )
+            metrics, seconds = yield from self.configuration.train(self.cells, Place(watch, save_to, identity))
         except torch.cuda.OutOfMemoryError as error:
             raise ValueError(
                 f"{self.name}: the GPU's memory does not hold {len(self.cells)} replicas at once ({error}). "
@@ -129,6 +131,19 @@ class _Model:
             record.write(results, replace(plan, metrics=found, seconds=seconds))
         checkpoint.remove(save_to)
         say(f"{self.name}: {_summary(metrics)}, {seconds:.1f} s")
+
+
+@contextmanager
+def _drawn(model: _Model, watch: Watch, folder: Path | None) -> Iterator[Watch]:
+    """Watch a model, and draw what is told of each of its replicas."""
+    with curves(folder, model.configuration.experiment, model.cells) as logs:
+
+        def told(progress: Progress) -> None:
+            watch(progress)
+            for log, metric, best, rate in zip(logs, progress.metric, progress.best, progress.rate, strict=True):
+                log(progress.epoch, metric=metric, best=best, learning_rate=rate)
+
+        yield told
 
 
 def _title(configuration: Configuration) -> str:

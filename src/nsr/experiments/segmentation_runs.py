@@ -8,14 +8,17 @@ from typing import Any
 
 from nsr.experiments import record
 from nsr.experiments.attempt import attempt
+from nsr.experiments.curves import curves
 from nsr.experiments.segmentation import SegmentationLab
 from nsr.experiments.segmentation_cells import SegmentationCell
 from nsr.experiments.segmentation_numerics import numerics
 from nsr.experiments.segmentation_points import EXPERIMENT, operating_point, point_cell, point_config
 from nsr.tokens import Segmenter
 from nsr.training.segmentation import SegmentationProtocol, TrainingProgress
+from nsr.training.tensorboard import Log
 
 Say = Callable[[str], None]
+Watch = Callable[[TrainingProgress], None]
 
 
 def run_table(
@@ -28,8 +31,9 @@ def run_table(
     force: bool = False,
     with_numerics: bool = False,
     say: Say = print,
-    watch: Callable[[TrainingProgress], None] | None = None,
+    watch: Watch | None = None,
     every: float = 1.0,
+    tensorboard: Path | None = None,
 ) -> None:
     """Train and judge cells; each leaves ``results/<task>/<cell>.json`` as soon as it is known.
 
@@ -44,6 +48,7 @@ def run_table(
         say: Told a line for each cell.
         watch: Told where the models stand.
         every: Seconds between two looks.
+        tensorboard: Where curves go, one folder a cell, with a point at each look.
     """
     task = lab.task.name
     todo = []
@@ -58,8 +63,12 @@ def run_table(
         group = todo[first : first + together]
         say(f"{task} {', '.join(cell.name for cell in group)}: training for {protocol.epochs} epochs")
         planned = {cell: _planned(lab, cell, protocol, len(group)) for cell in group}
-        with attempt(results, list(planned.values()) if lab.group.writes else [], again=force):
-            for outcome in lab.run(group, protocol, watch, every):
+        drawn_to = tensorboard if lab.group.writes else None
+        with (  # curves first: a missing package is no failure of the runs
+            curves(drawn_to, task, [cell.as_dict() for cell in group]) as logs,
+            attempt(results, list(planned.values()) if lab.group.writes else [], again=force),
+        ):
+            for outcome in lab.run(group, protocol, _drawn(watch, logs) if drawn_to else watch, every):
                 if not lab.group.writes:
                     continue
                 cell, seconds = outcome.cell, outcome.seconds
@@ -107,6 +116,18 @@ def run_points(
             _write(lab, results, EXPERIMENT, where, metrics, config, command, time.perf_counter() - begin)
             achieved = metrics.get("achieved", metrics.get("search"))
             say(f"{EXPERIMENT} {lab.task.name} {merger} {point}: {achieved:.3f} times fewer FLOPs")
+
+
+def _drawn(watch: Watch | None, logs: Sequence[Log]) -> Watch:
+    """Watch models that are trained side by side, and draw what is told of each."""
+
+    def told(progress: TrainingProgress) -> None:
+        if watch is not None:
+            watch(progress)
+        for log, loss in zip(logs, progress.losses, strict=True):
+            log(progress.epoch, loss=loss)
+
+    return told
 
 
 def _write_numerics(lab: SegmentationLab, results: Path, cell: SegmentationCell, model: Segmenter, say: Say) -> None:

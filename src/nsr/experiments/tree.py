@@ -11,7 +11,7 @@ from dataclasses import asdict
 import torch
 from torch import nn
 
-from nsr.data.tree import tree_task
+from nsr.data.tree import permutation_count, tree_task
 from nsr.experiments.graph_models import Variant, graph_model, parameter_count
 from nsr.experiments.replicated import Cell, Configuration, Metrics, Place
 from nsr.graph.models import Backbone
@@ -94,6 +94,7 @@ def _configuration(
         return metrics, outcome.seconds
 
     config = {
+        "samples": permutation_count(depth) * leaves,
         "width": WIDTH,
         "layers": depth + 1,
         "batch": training.BATCH[depth],

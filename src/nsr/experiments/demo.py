@@ -128,7 +128,9 @@ def picture(curves: dict[tuple[Variant, int], list[Standing]], backbone: str, pa
     from matplotlib import pyplot
 
     depths = sorted({depth for _, depth in curves})
-    figure, axes = pyplot.subplots(1, len(depths), figsize=(4 * len(depths), 3.4), sharey=True, squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(depths), figsize=(4 * len(depths), 3.6), sharey=True, squeeze=False, layout="constrained"
+    )
     for depth, axis in zip(depths, axes[0], strict=True):
         for variant, colour, label in (("original", "#9a9a9a", backbone), ("nsr", "#2a6fdb", f"{backbone} + NSR")):
             curve = curves[variant, depth]  # type: ignore[index]
@@ -138,7 +140,10 @@ def picture(curves: dict[tuple[Variant, int], list[Standing]], backbone: str, pa
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("best training accuracy, %")
     axes[0][-1].legend(frameon=False, loc="lower right")
-    figure.suptitle("Tree-NeighborsMatch: what the aggregation hides, and the residual gives back (dotted: guessing)")
+    figure.suptitle(
+        "Tree-NeighborsMatch: what the aggregation hides and the residual gives back (dotted: guessing)",
+        fontsize="medium",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    figure.savefig(path, dpi=150)
     pyplot.close(figure)

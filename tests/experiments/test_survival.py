@@ -127,7 +127,7 @@ class TestFailures:
             raise error
         left = record.read(folder / "tree" / "0.json")
         assert left.status == "failed"
-        assert left.error == str(raised.value)
+        assert left.error == (str(raised.value) or type(raised.value).__name__)
         assert left.seconds > 0
         return left.error
 
@@ -136,7 +136,7 @@ class TestFailures:
         lost = FileNotFoundError(2, "No such file", "train.npz")
         assert self.failed(tmp_path, lost, ValueError).startswith("train.npz is gone")
         assert self.failed(tmp_path, RuntimeError("out of memory"), RuntimeError) == "out of memory"
-        assert self.failed(tmp_path, AssertionError(), AssertionError) == "AssertionError without a word"
+        assert self.failed(tmp_path, AssertionError(), AssertionError) == "AssertionError"
 
     def test_a_result_that_was_made_stays(self, tmp_path: Path) -> None:
         record.write(tmp_path, replace(self.PLANNED, metrics={"test": 0.5}))

@@ -44,7 +44,10 @@ def attempt(results: Path, planned: Sequence[Record], *, again: bool = False) ->
             for one in planned:
                 if not record.exists(results, one.experiment, one.cell, one.config):
                     seconds = time.perf_counter() - begin
-                    record.write(results, replace(one, status="failed", error=str(cause), seconds=seconds))
+                    record.write(
+                        results,
+                        replace(one, status="failed", error=str(cause) or type(cause).__name__, seconds=seconds),
+                    )
             if cause is error:
                 raise
             raise cause from error
@@ -56,4 +59,4 @@ def _explained(error: Exception) -> Exception:
         return ValueError(f"The disk is full ({error}). Free some room and start the run again: it goes on from there.")
     if isinstance(error, FileNotFoundError):
         return ValueError(f"{error.filename} is gone. Put it back and start the run again.")
-    return error if str(error) else type(error)(f"{type(error).__name__} without a word")
+    return error

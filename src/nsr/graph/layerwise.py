@@ -87,9 +87,8 @@ def infer(
         raise ValueError(f"Layer by layer every node is scored; the model's readout is {model.readout!r}, not 'node'.")
     table = nodewise(model.encoder, x, block=block, device=device, out=folder and folder / "hidden-0.npy")
     for number, layer in enumerate(model.layers, start=1):
-        before, name = table, folder and folder / f"hidden-{number % 2}.npy"  # two files take turns
-        table = aggregated(layer, before, neighbours, block=block, device=device, out=name)
-        del before
+        name = folder and folder / f"hidden-{number % 2}.npy"  # two files take turns
+        table = aggregated(layer, table, neighbours, block=block, device=device, out=name)
     return nodewise(model.head, table, block=block, device=device)
 
 

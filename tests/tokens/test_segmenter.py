@@ -227,3 +227,10 @@ def test_trained_branches_move_the_logits():
     before = segmenter(image)
     train_a_little(segmenter)
     assert (segmenter(image) - before).abs().max() > 0.01
+
+
+def test_windows_are_summed_in_fp32():
+    segmenter = Segmenter(MergedViT(make(), ToMe(r=3)), 3).eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        assert segmenter(torch.randn(1, 3, 64, 96)).dtype == torch.bfloat16
+        assert segmenter.sliding_window(torch.randn(1, 3, 96, 160), (64, 96), (43, 64)).dtype == torch.float32

@@ -56,7 +56,7 @@ class Segmenter(nn.Module):
             batch: Windows in one forward pass, counted for each image of the batch.
 
         Returns:
-            ``[B, K, H, W]``.
+            ``[B, K, H, W]``, in at least fp32.
         """
         size = image.shape[-2:]
         corners = [
@@ -70,13 +70,14 @@ class Segmenter(nn.Module):
             chunk = corners[first : first + batch]
             crops = [image[..., top : top + window[0], left : left + window[1]] for top, left in chunk]
             logits = self(torch.cat(crops))
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # windows are summed
             if total is None:
                 total = logits.new_zeros(image.shape[0], logits.shape[1], *size)
             for (top, left), part in zip(chunk, logits.chunk(len(chunk)), strict=True):
                 total[..., top : top + window[0], left : left + window[1]] += part
                 count[top : top + window[0], left : left + window[1]] += 1
         assert total is not None
-        return total / count.to(total.dtype)
+        return total / count
 
 
 def window_starts(length: int, window: int, stride: int) -> list[int]:

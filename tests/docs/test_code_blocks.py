@@ -86,6 +86,9 @@ def check_options(words: list[str], where: str) -> None:
         assert words[0] in command.commands, f"{where}: there is no command {words[0]}"
         command, words = command.commands[words[0]], words[1:]
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    if command.name == "sweep":  # hands on what nsr run takes
+        passed_on = typer.main.get_command(app).commands["run"].commands[words[0]]  # type: ignore[attr-defined]
+        known |= {option for parameter in passed_on.params for option in parameter.opts}
     for word in words:
         if word.startswith("--"):
             assert word.partition("=")[0] in known, f"{where}: there is no option {word}"

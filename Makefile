@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu test-sampling check docs format clean help
+.PHONY: demo test test-slow test-gpu test-sweep test-sampling check docs format clean help
 
 help:           ## what there is
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  —/'
@@ -28,6 +28,9 @@ test-slow: $(READY)  ## everything that runs on a CPU
 
 test-gpu: $(READY)  ## what needs a CUDA device
 	@$(BIN)/python -m pytest -q -m gpu
+
+test-sweep: $(READY)  ## sweeps at length: a Ray cluster that loses a worker, 200 runs on four workers (a minute or two)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/experiments/test_sweep.py
 
 test-sampling: $(READY)  ## sampled graphs; builds torch-sparse from source the first time (about ten minutes)
 	@$(BIN)/python -c 'import torch_sparse' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-build-isolation setuptools wheel torch-scatter torch-sparse

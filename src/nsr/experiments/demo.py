@@ -4,6 +4,7 @@ Tree-NeighborsMatch: the root of a binary tree must answer with the value of the
 Swapping the values of two sibling leaves changes the answer and leaves their parent's aggregate as it was, so the plain
 network has to fit what its first layer cannot see. Task and models are the paper's; batches hold whole trees and the
 rate is twice as high, because a demonstration should not take an hour.
+These settings were chosen for NSR; the original is still rising when its epochs end (docs/log.md).
 """
 
 import multiprocessing

@@ -11,23 +11,32 @@ import torch
 from nsr.kernels import tokens as kernels
 from nsr.tokens import tome_plan
 
-CHECKS = Path(__file__).with_name("tokens_interpreted.py")
+CHECKS = Path(__file__).with_name("token_checks.py")
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("check_tome", "check_descending"),
-        ("check_pitome", "check_mpm"),
-        ("check_merge", "check_merge_gradient", "check_residual_gradient"),
-        ("check_attention", "check_model"),
-    ],
-    ids="-".join,
-)
+GROUPS = [
+    ("check_tome", "check_descending"),
+    ("check_pitome", "check_mpm"),
+    ("check_merge", "check_merge_gradient", "check_residual_gradient"),
+    ("check_attention", "check_model"),
+]
+
+
+@pytest.mark.parametrize("names", GROUPS, ids="-".join)
 def test_kernels_equal_their_plain_twins_under_the_interpreter(names: tuple[str, ...]) -> None:
+    _run_checks("cpu", names)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("names", GROUPS, ids="-".join)
+def test_kernels_equal_their_plain_twins_on_a_gpu(names: tuple[str, ...]) -> None:
+    _run_checks("cuda", names)
+
+
+def _run_checks(device: str, names: tuple[str, ...]) -> None:
     pytest.importorskip("triton")
     seed = random.randrange(10_000)  # fresh inputs each time; the seed is in the message of a failure
-    command = [sys.executable, "-W", "error", str(CHECKS), str(seed), *names]
+    command = [sys.executable, "-W", "error", str(CHECKS), device, str(seed), *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"seed {seed}\n{done.stdout}\n{done.stderr}"
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(names)

@@ -61,9 +61,13 @@ class TestOperatingPoints:
 
     def test_costs_are_the_papers(self) -> None:
         at = TASKS["voc"]
-        found = [cost(at.shape, image_events(at.shape, at.rule("tome", "3.4x"), {}), nsr) for nsr in (False, True)]
-        assert [round(numbers["gflops_paper"], 3) for numbers in found] == [0.373, 0.407]
-        assert found[0]["achieved"] == pytest.approx(3.367, abs=5e-4)
+        events = image_events(at.shape, at.rule("tome", "3.4x"), {})
+        found = {name: cost(at.shape, events, residual) for name, residual in VARIANTS.items()}
+        assert round(found["original"]["gflops_paper"], 3) == 0.373
+        assert [round(found[name]["gflops_paper"], 3) for name in ("nsr", "raw-source", "adapter")] == [0.407] * 3
+        in_between = [found[name]["gflops_paper"] for name in ("original", "post-merge", "feature", "spatial", "nsr")]
+        assert in_between == sorted(in_between)
+        assert found["original"]["achieved"] == pytest.approx(3.367, abs=5e-4)
         share = merged_share(at.shape, image_events(at.shape, at.rule("tome", "1.8x"), {}))
         assert share == pytest.approx([14 / 196] * 12)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsr.tokens import ALGM, MPM, PiToMe, ToMe, budget
+from nsr.tokens import ALGM, MPM, PiToMe, TokenResidual, ToMe, budget
 from nsr.tokens.budget import ViTShape, merge_events
 from nsr.tokens.operating_point import OperatingPoint, mpm_point, pitome_point, tome_point
 
@@ -158,7 +158,12 @@ def test_mpm_merges_before_its_block():
     embed, matching, block, head = 2 * 48 * 8, 2 * 2 * 8 + 2 * 3 * 8, 12 * 2 * 64 + 2 * 4 * 8, 2 * 8 * 7
     assert budget.backbone_flops(shape, merges) == embed + matching + block + head
     member = 64 * 8 + 3 * 8 * 32 + 32 * 64
-    assert budget.nsr_flops(shape, merges) == 2 * member + 64 * 8 + 64 * 2 * 2 + 64 * 2 * 8
+    feature, write_back, spatial = 64 * 8, 64 * 2 * 2, 64 * 2 * 8
+    assert budget.nsr_flops(shape, merges) == 2 * member + feature + write_back + spatial
+    assert budget.nsr_flops(shape, merges, TokenResidual(spatial=False)) == 2 * member + feature
+    assert budget.nsr_flops(shape, merges, TokenResidual(feature=False)) == 2 * member + write_back + spatial
+    merged_alone = TokenResidual(spatial=False, post_merge_only=True)
+    assert budget.nsr_flops(shape, merges, merged_alone) == member + feature
 
 
 def half_of_what_is_left(shape):

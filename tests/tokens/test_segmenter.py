@@ -41,22 +41,33 @@ SMALL = ViTShape((4, 6), 5, dim=48, depth=4, heads=3, patch=16)
     [None, ToMe(r=3), ToMe(r=100), PiToMe(keep=0.7), PiToMe(0.8, proportional=False), MPM((0, 1, 3))],
     ids=lambda rule: str(rule),
 )
-@pytest.mark.parametrize("with_nsr", [False, True])
-def test_executed_products_equal_torchs_own_count(rule, with_nsr):
-    if rule is None and with_nsr:
+@pytest.mark.parametrize(
+    "residual",
+    [
+        None,
+        TokenResidual(),
+        TokenResidual(spatial=False),
+        TokenResidual(feature=False),
+        TokenResidual(source="raw"),
+        TokenResidual(spatial=False, post_merge_only=True),
+    ],
+    ids=["original", "nsr", "feature", "spatial", "raw-source", "post-merge"],
+)
+def test_executed_products_equal_torchs_own_count(rule, residual):
+    if rule is None and residual:
         rule = ToMe(r=1)
     model = make()
-    segmenter = Segmenter(MergedViT(model, rule, TokenResidual() if with_nsr else None), 5).eval()
+    segmenter = Segmenter(MergedViT(model, rule, residual), 5).eval()
     image = images(model, batch=1)
     pairs = count_pairs(model, image, rule.blocks)[0] if isinstance(rule, MPM) else None
     events = budget.merge_events(SMALL, rule, pairs) if rule else []
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         segmenter(image)
     # torch counts a multiply-accumulate twice
-    assert counter.get_total_flops() == 2 * budget.executed_flops(SMALL, events, nsr=with_nsr)
-    assert parameters(segmenter) == budget.backbone_parameters(SMALL) + (
-        budget.nsr_parameters(48, len(events)) if with_nsr else 0
-    )
+    assert counter.get_total_flops() == 2 * budget.executed_flops(SMALL, events, residual)
+    if residual in (None, TokenResidual()):
+        nsr = budget.nsr_parameters(48, len(events)) if residual else 0
+        assert parameters(segmenter) == budget.backbone_parameters(SMALL) + nsr
 
 
 @pytest.mark.parametrize(
@@ -72,9 +83,9 @@ def test_executed_residual_costs_half_of_the_papers_count_or_less(rule, shape, c
     """The write-back is a gather, and only members of merged groups are encoded."""
     events = budget.merge_events(shape, rule)
     in_paper = budget.nsr_flops(shape, events) / budget.backbone_flops(shape, events)
-    base = budget.executed_flops(shape, events, nsr=False)
+    base = budget.executed_flops(shape, events, None)
     assert round(in_paper, 3) == counted
-    assert round(budget.executed_flops(shape, events, nsr=True) / base - 1, 3) == executed
+    assert round(budget.executed_flops(shape, events, TokenResidual()) / base - 1, 3) == executed
 
 
 def test_real_deit_tiny_executes_what_the_budget_says():
@@ -84,7 +95,9 @@ def test_real_deit_tiny_executes_what_the_budget_says():
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         logits = segmenter(torch.randn(1, 3, 224, 224))
     assert logits.shape == (1, 21, 224, 224)
-    assert counter.get_total_flops() == 2 * budget.executed_flops(shape, budget.merge_events(shape, rule), nsr=True)
+    assert counter.get_total_flops() == 2 * budget.executed_flops(
+        shape, budget.merge_events(shape, rule), TokenResidual()
+    )
 
 
 def test_logits_have_the_images_resolution_and_its_orientation():

@@ -34,7 +34,7 @@ def flops(
     `full` is the ViT that merges nothing, `base` the merged one, `nsr` the merged one with NSR, all in the paper's
     convention; `nsr_executed` is what this implementation really runs. The defaults are DeiT-Tiny.
     """
-    from nsr.tokens import budget
+    from nsr.tokens import TokenResidual, budget
 
     shape = budget.ViTShape(parse_grid(grid), classes, dim, depth, heads, patch)
     rule = parse_merger(merger, r, keep, blocks)
@@ -47,7 +47,7 @@ def flops(
         "full": full,
         "base": base,
         "nsr": base + budget.nsr_flops(shape, events),
-        "nsr_executed": budget.executed_flops(shape, events, nsr=True),
+        "nsr_executed": budget.executed_flops(shape, events, TokenResidual()),
         "achieved": full / base,
         "sites": len(events),
         "params_full": params,

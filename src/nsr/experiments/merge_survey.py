@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nsr.tokens import MergePlan
+from nsr.tokens import MergePlan, TokenResidual
 from nsr.tokens.budget import MergeEvent, ViTShape, backbone_flops, executed_flops, merge_events, nsr_flops
 from nsr.tokens.host import grid_of
 from nsr.tokens.mpm import MPM
@@ -82,12 +82,12 @@ def image_events(shape: ViTShape, rule: MergeRule | None, found: dict[int, Block
     return [merge_events(shape, rule, pairs) for pairs in zip(*counts, strict=True)]
 
 
-def cost(shape: ViTShape, images: list[list[MergeEvent]], nsr: bool) -> dict[str, float]:
+def cost(shape: ViTShape, images: list[list[MergeEvent]], residual: TokenResidual | None) -> dict[str, float]:
     """GFLOPs in the paper's convention and as executed, and the achieved reduction; means over images."""
     full = backbone_flops(shape, [])
     base = sum(backbone_flops(shape, events) for events in images) / len(images)
-    added = sum(nsr_flops(shape, events) for events in images) / len(images) if nsr else 0.0
-    executed = sum(executed_flops(shape, events, nsr) for events in images) / len(images)
+    added = sum(nsr_flops(shape, events, residual) for events in images) / len(images) if residual else 0.0
+    executed = sum(executed_flops(shape, events, residual) for events in images) / len(images)
     return {"gflops_paper": (base + added) / 1e9, "gflops_executed": executed / 1e9, "achieved": full / base}
 
 

@@ -20,7 +20,7 @@ from nsr.data.segmentation.resident import ResidentSplit
 from nsr.data.segmentation.split import Split
 from nsr.experiments.merge_survey import cost, image_events, merged_share, survey
 from nsr.experiments.segmentation_cells import SegmentationCell
-from nsr.experiments.segmentation_model import make_backbone, make_segmenter, shared_weights
+from nsr.experiments.segmentation_model import VARIANTS, make_backbone, make_segmenter, shared_weights
 from nsr.experiments.segmentation_task import FULL_POINT, SegmentationTask
 from nsr.tokens import Segmenter
 from nsr.tokens.mpm import MPM
@@ -34,8 +34,6 @@ from nsr.training.segmentation_feed import EpochDraws, Feed, ResidentFeed, Worke
 from nsr.training.segmentation_metrics import intersection_over_union, mean_iou, pixel_accuracy
 from nsr.training.whole_file import replacing
 
-# variants whose computation the paper counts, and whether NSR is in it
-_COUNTED = {"original": False, "nsr": True, "raw-source": True, "adapter": True}
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 
@@ -241,12 +239,11 @@ class SegmentationLab:
             batches = centre_batches(data, window, None, self.device, self.workers)
             found = survey(model.vit, (batch.image for batch in batches), protocol.precision)
         events = image_events(self.task.shape, rule, found)
-        counted = cost(self.task.shape, events, _COUNTED[cell.variant]) if cell.variant in _COUNTED else {}
         iou = intersection_over_union(confusion)
         return {
             "miou": mean_iou(confusion),
             "pixel_accuracy": pixel_accuracy(confusion),
-            **counted,
+            **cost(self.task.shape, events, VARIANTS[cell.variant]),
             "params": sum(p.numel() for p in model.parameters()),
             "class_iou": [None if value.isnan() else float(value) for value in iou],
             "merged_share": merged_share(self.task.shape, events),

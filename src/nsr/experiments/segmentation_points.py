@@ -49,14 +49,14 @@ def operating_point(lab: SegmentationLab, merger: str, point: str, search: bool 
     assert isinstance(rule, ToMe | PiToMe)
     events = image_events(task.shape, rule, {})
     control = {"r": rule.r} if isinstance(rule, ToMe) else {"keep": rule.keep}
-    return {**control, **cost(task.shape, events, nsr=False), "merged_share": merged_share(task.shape, events)}
+    return {**control, **cost(task.shape, events, residual=None), "merged_share": merged_share(task.shape, events)}
 
 
 def _mpm_point(lab: SegmentationLab, rule: MPM, target: float, search: bool) -> dict[str, Any]:
     shape, images = lab.task.shape, _training_images(lab)
     backbone = make_backbone(lab.task, lab.folder).to(lab.device)
     events = image_events(shape, rule, survey(MergedViT(backbone, rule), images.split(64)))
-    measured = cost(shape, events, nsr=False)
+    measured = cost(shape, events, residual=None)
     result: dict[str, Any] = {
         "target": target,
         "blocks": list(rule.blocks),

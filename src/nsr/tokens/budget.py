@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsr.tokens.attention import biased_width
+from nsr.tokens.branch import TokenResidual
 from nsr.tokens.mpm import MPM
 from nsr.tokens.pitome import PiToMe
 from nsr.tokens.rule import MergeRule
@@ -180,18 +181,26 @@ def backbone_flops(shape: ViTShape, events: Sequence[MergeEvent]) -> int:
     return total + shape.patches * d * shape.classes
 
 
-def nsr_flops(shape: ViTShape, events: Sequence[MergeEvent]) -> int:
-    """What NSR adds in the paper's convention: encoder, gate, feature decoder, write-back; one spatial decoder."""
+def nsr_flops(shape: ViTShape, events: Sequence[MergeEvent], residual: TokenResidual | None = None) -> int:
+    """What NSR adds in the paper's convention: encoder, gate, feature decoder, write-back; one spatial decoder.
+
+    Of the controls, feature-only and spatial-only have the parts of their path, and the one that sees merged tokens
+    alone encodes one row a group.
+    """
     if not events:
         return 0
-    d = shape.dim
-    member = CODE * d + 3 * d * GATE + GATE * CODE
-    sites = sum(e.members * member + CODE * e.groups * d + CODE * shape.patches * e.members for e in events)
-    return sites + CODE * shape.patches * d
+    d, residual = shape.dim, residual or TokenResidual()
+    encoded = CODE * d + 3 * d * GATE + GATE * CODE
+    total = CODE * shape.patches * d if residual.spatial else 0
+    for event in events:
+        total += encoded * (event.groups if residual.post_merge_only else event.members)
+        total += CODE * event.groups * d if residual.feature else 0
+        total += CODE * shape.patches * event.members if residual.spatial else 0
+    return total
 
 
-def executed_flops(shape: ViTShape, events: Sequence[MergeEvent], nsr: bool) -> int:
-    """The merged segmenter as executed on one image, with NSR or without."""
+def executed_flops(shape: ViTShape, events: Sequence[MergeEvent], residual: TokenResidual | None) -> int:
+    """The merged segmenter as executed on one image, with a residual or without."""
     d, at_block = shape.dim, {event.block: event for event in events}
     total = shape.patches * 3 * shape.patch**2 * d + shape.patches * d * shape.classes
     tokens, attention_width = shape.patches + 1, d
@@ -202,18 +211,19 @@ def executed_flops(shape: ViTShape, events: Sequence[MergeEvent], nsr: bool) -> 
         total += 4 * attended * d**2 + 2 * attended**2 * attention_width + 8 * after * d**2
         if event:
             total += event.matching_executed
-            total += _executed_site(d, event.merged) if nsr else 0
+            total += _executed_site(d, event.merged, residual) if residual else 0
             if event.proportional:  # sizes differ from here on
                 attention_width = shape.heads * biased_width(shape.head_dim)
         tokens = after
-    return total + (CODE * shape.patches * d if nsr and events else 0)
+    return total + (CODE * shape.patches * d if residual and residual.spatial and events else 0)
 
 
-def _executed_site(dim: int, merged: int) -> int:
+def _executed_site(dim: int, merged: int, residual: TokenResidual) -> int:
     """One site: ``merged`` tokens disappear into at most as many groups, so that many groups of two have room."""
     members, groups = 2 * merged, merged
     per_member = CODE * dim + 2 * dim * GATE + GATE * CODE  # encoder, gate on residual and member, gate's output
-    return members * per_member + groups * (dim * GATE + CODE * dim)  # gate on the group, feature decoder
+    per_group = dim * GATE + (CODE * dim if residual.feature else 0)  # gate on the group, feature decoder
+    return members * per_member + groups * per_group
 
 
 def backbone_parameters(shape: ViTShape) -> int:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from nsr.kernels import tokens as kernels
 from nsr.tokens import MPM, MergePlan, MergeRule
-from nsr.tokens.matching import cosine, unit
+from nsr.tokens.mpm import nearest_other
 
 
 @dataclass(frozen=True)
@@ -38,20 +40,21 @@ def fixed_length_plan(tokens: Tensor, num_prefix: int, valid: Tensor | None) -> 
     batch, length, _ = tokens.shape
     position = torch.arange(length, device=tokens.device)
     real = torch.ones(batch, length, dtype=torch.bool, device=tokens.device) if valid is None else valid
-    may_pair = real & (position >= num_prefix)
-    features = unit(tokens.detach())
-    excluded = ~may_pair.unsqueeze(1) | torch.eye(length, dtype=torch.bool, device=tokens.device)
-    nearest = cosine(features, features).masked_fill(excluded, -torch.inf).argmax(dim=-1)  # shape: [B, N]
-    mutual = (nearest.gather(1, nearest) == position) & may_pair & may_pair.gather(1, nearest) & (nearest != position)
-    leader = torch.where(mutual, torch.minimum(nearest, position), position)
+    patches = real[:, num_prefix:]
+    nearest = nearest_other(tokens.detach()[:, num_prefix:], patches)  # shape: [B, P]
+    patch = position[num_prefix:] - num_prefix
+    mutual = (nearest.gather(1, nearest) == patch) & (nearest != patch) & patches & patches.gather(1, nearest)
+    paired = torch.where(mutual, torch.minimum(nearest, patch), patch)
+    leader = torch.cat([position[:num_prefix].expand(batch, -1), num_prefix + paired], dim=1)
 
     leads = (leader == position) & real
-    new_position = (leads.cumsum(1) - 1).gather(1, leader)
-    # where there is padding its sample is shorter, so that the last place is padding too
-    group = torch.where(real, new_position, length - 1)
-    weight = torch.where(mutual, 0.5, 1.0) * real
+    count = leads.sum(1, keepdim=True)
+    # padding joins the padding of its sample; a sample that is as long as the sequence has none
+    group = torch.where(real, (leads.cumsum(1) - 1).gather(1, leader), count.clamp(max=length - 1))
+    weight = torch.where(F.pad(mutual, (num_prefix, 0)), 0.5, 1.0) * real
+    layout = kernels.lay_out(group, real.float(), length) if kernels.use_kernels(tokens) else None
     pairs_at_most = (length - num_prefix) // 2
-    return MergePlan(group, weight, length, max_merged=2 * pairs_at_most, valid=position < leads.sum(1, keepdim=True))
+    return MergePlan(group, weight, length, max_merged=2 * pairs_at_most, valid=position < count, layout=layout)
 
 
 def capturable(rule: MergeRule | None) -> MergeRule | None:

@@ -1,7 +1,8 @@
 """Pixel-wise cross-entropy of logits on the patch grid, upsampled as the segmenter upsamples them.
 
 Bilinear resizing is linear in rows and in columns: two small matrix products. Unlike the interpolation kernels of CUDA,
-their backward pass adds in a fixed order and does not serialise on atomics, with 256 pixels to a patch.
+their backward pass adds in a fixed order and does not serialise on atomics, with 256 pixels to a patch. Where patches
+are squares of an even number of pixels, kernels give the loss and its gradient without upsampling anything.
 """
 
 from functools import cache
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nsr.data.segmentation.split import IGNORE
+from nsr.kernels.pixel_loss import patch_side, summed_cross_entropy
+from nsr.kernels.tokens import use_kernels
 
 
 def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
@@ -28,10 +31,13 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor, pixels: Tensor | None = 
         labels: ``[B, H, W]``, int64.
         pixels: What to divide the sum by, where this batch is a part of a larger one; see :func:`counted_pixels`.
     """
-    height, width = labels.shape[-2:]
-    logits = upsample(logits.float(), (height, width))
-    # summed here, because the reductions built into the loss are not deterministic on CUDA
-    total = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="none").sum()
+    if use_kernels(logits) and patch_side(logits, labels) is not None:
+        total = summed_cross_entropy(logits, labels, IGNORE)
+    else:
+        height, width = labels.shape[-2:]
+        upsampled = upsample(logits.float(), (height, width))
+        # summed here, because the reductions built into the loss are not deterministic on CUDA
+        total = F.cross_entropy(upsampled, labels, ignore_index=IGNORE, reduction="none").sum()
     return total / (counted_pixels(labels) if pixels is None else pixels).clamp(min=1)
 
 

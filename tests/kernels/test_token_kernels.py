@@ -66,10 +66,10 @@ def test_operators_describe_their_outputs_to_the_compiler() -> None:
         group = kernels.tome_layout(metric, None, 6, 1).group
         layout = kernels.lay_out(group, torch.empty(2, 21), 15)
         merged = kernels.merge(metric, layout)
-        attended = kernels.attention(*torch.empty(3, 2, 4, 21, 16).unbind(0), torch.empty(2, 21))
+        attended = kernels.attention(torch.empty(2, 21, 3, 4, 16), torch.empty(2, 21))
     assert group.shape == (2, 21)
     assert group.dtype == torch.int64
     assert [part.shape for part in layout[1:]] == [(2, 21), (2, 21), (2, 16), (2, 15)]
     assert merged.shape == (2, 15, 16)
     assert merged.dtype == torch.bfloat16
-    assert attended.shape == (2, 4, 21, 16)
+    assert attended.shape == (2, 21, 4, 16)

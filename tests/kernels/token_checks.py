@@ -9,9 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-DEVICE = sys.argv[1]
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
+os.environ["TRITON_INTERPRET"] = "1" if sys.argv[1] == "cpu" else "0"
 
 import timm
 import torch
@@ -181,14 +179,23 @@ def check_residual_gradient() -> None:
 
 def check_attention() -> None:
     for length, width in ((5, 16), (70, 64), (130, 24)):
-        q, k, v = torch.randn(2, length, 3, 2, width).permute(2, 0, 3, 1, 4).unbind(0)
+        qkv = torch.randn(2, length, 3, 2, width)
+        to_out = torch.randn(2, length, 2, width)
         bias = torch.randn(2, length)
         bias[0, length // 2 :] = -10_000.0
         for given in (bias, None):
-            expected = biased_attention_reference(q, k, v, given)
-            torch.testing.assert_close(kernels.attention(q, k, v, given), expected, rtol=1e-4, atol=1e-5)
-            half = kernels.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), given)
-            assert (half - expected).norm() <= 0.02 * expected.norm()
+            values = []
+            for kind in (torch.float64, torch.float32, torch.bfloat16):
+                leaf = qkv.to(kind).requires_grad_()
+                if kind == torch.float64:
+                    out = biased_attention_reference(*leaf.permute(2, 0, 3, 1, 4).unbind(0), given).transpose(1, 2)
+                else:
+                    out = kernels.attention(leaf, given)
+                    assert torch.equal(out, kernels.attention(leaf.detach(), given))
+                values.append((out.detach(), *torch.autograd.grad(out, leaf, to_out.to(out.dtype))))
+            for fast, bound in zip(values[1:], (1e-5, 0.02), strict=True):
+                for mine, expected in zip(fast, values[0], strict=True):
+                    assert (mine - expected).norm() <= bound * expected.norm()
 
 
 def check_model() -> None:
@@ -205,7 +212,7 @@ def check_model() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_default_device(DEVICE)
+    torch.set_default_device(sys.argv[1])
     torch.manual_seed(int(sys.argv[2]))
     checks = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
     for name in sys.argv[3:] or checks:

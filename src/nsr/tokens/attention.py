@@ -43,11 +43,24 @@ def key_bias(size: Tensor | None, valid: Tensor | None) -> Tensor | None:
     return bias.masked_fill(~valid, MASKED)
 
 
-def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
-    """Attention with one bias a key, on whatever fused kernel the device has.
+def packed_attention(qkv: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """Attention with one bias a key, from queries, keys and values as their common projection leaves them.
 
-    On CUDA in half precision, where no gradient is wanted, a kernel adds the bias in its registers; elsewhere the extra
-    channels carry it.
+    On CUDA in half precision a kernel adds the bias in its registers; elsewhere it is :func:`biased_attention`.
+
+    Shapes:
+        ``qkv``: ``[B, N, 3, H, d_h]``; ``bias``: ``[B, N]``; the result ``[B, N, H, d_h]``.
+    """
+    half = qkv.dtype in (torch.float16, torch.bfloat16)
+    constant = bias is None or not kernels.needs_grad(bias)
+    if bias is not None and half and constant and dropout == 0 and kernels.use_kernels(qkv):
+        return kernels.attention(qkv, bias)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    return biased_attention(q, k, v, bias, dropout).transpose(1, 2)
+
+
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """Attention with one bias a key, on whatever fused kernel the device has: further channels carry the bias.
 
     Shapes:
         ``q``, ``k``, ``v``: ``[B, H, N, d_h]``; ``bias``: ``[B, N]``; the result ``[B, H, N, d_h]``.
@@ -55,9 +68,6 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropo
     if bias is None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
     width = q.shape[-1]
-    half = v.dtype in (torch.float16, torch.bfloat16)
-    if half and dropout == 0 and kernels.use_kernels(q, k, v) and not kernels.needs_grad(q, k, v):
-        return kernels.attention(q.to(v.dtype), k.to(v.dtype), v, bias)
     q, k = q.to(v.dtype), k.to(v.dtype)  # q/k norms leave autocast's format; the split below needs the final one
     channel = 2.0 ** round(math.log2(math.sqrt(width)))
     exact = (bias * (math.sqrt(width) / channel))[:, None, :, None].expand(*k.shape[:3], 1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nsr.kernels.tokens import use_kernels
-from nsr.tokens.attention import biased_attention
+from nsr.tokens.attention import biased_attention, packed_attention
 
 
 def require_plain_vit(backbone: nn.Module) -> VisionTransformer:
@@ -139,11 +139,16 @@ def mlp_half(block: Block, x: Tensor) -> Tensor:
 
 def _attend(attn: Attention, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     batch, tokens, _ = x.shape
-    qkv = attn.qkv(x).reshape(batch, tokens, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
-    q, k, v = qkv.unbind(0)  # shape: [B, H, N, d_h]
-    q, k = attn.q_norm(q), attn.k_norm(k)
-    out = biased_attention(q, k, v, bias, attn.attn_drop.p if attn.training else 0.0)
-    out = attn.norm(out.transpose(1, 2).reshape(batch, tokens, -1))
+    qkv = attn.qkv(x).reshape(batch, tokens, 3, attn.num_heads, -1)
+    dropout = attn.attn_drop.p if attn.training else 0.0
+    if isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity):
+        out = packed_attention(qkv, bias, dropout)  # shape: [B, N, H, d_h]
+        k = qkv[:, :, 1].transpose(1, 2)
+    else:
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # shape: [B, H, N, d_h]
+        q, k = attn.q_norm(q), attn.k_norm(k)
+        out = biased_attention(q, k, v, bias, dropout).transpose(1, 2)
+    out = attn.norm(out.reshape(batch, tokens, -1))
     gate = getattr(attn, "gate", None)  # only recent versions of timm have gated attention
     if gate is not None:
         out = out * torch.sigmoid(gate(x))

@@ -16,8 +16,7 @@ def fold_keys(
     k_ptr,
     v_ptr,
     bias_ptr,
-    k_row,
-    v_row,
+    x_row,
     begin,
     end,
     length,
@@ -34,12 +33,12 @@ def fold_keys(
     for first in range(begin, end, BLOCK_K):
         j = first + tl.arange(0, BLOCK_K)
         if WHOLE and WIDTH == BLOCK_D:
-            k = tl.load(k_ptr + j[:, None] * k_row + d[None, :])
-            v = tl.load(v_ptr + j[:, None] * v_row + d[None, :])
+            k = tl.load(k_ptr + j[:, None] * x_row + d[None, :])
+            v = tl.load(v_ptr + j[:, None] * x_row + d[None, :])
         else:
             mask = (j < length)[:, None] & (d < WIDTH)[None, :]
-            k = tl.load(k_ptr + j[:, None] * k_row + d[None, :], mask=mask, other=0.0)
-            v = tl.load(v_ptr + j[:, None] * v_row + d[None, :], mask=mask, other=0.0)
+            k = tl.load(k_ptr + j[:, None] * x_row + d[None, :], mask=mask, other=0.0)
+            v = tl.load(v_ptr + j[:, None] * x_row + d[None, :], mask=mask, other=0.0)
         score = dot(q, tl.trans(k), "ieee") * scale
         if BIASED:
             score += (tl.load(bias_ptr + j, mask=j < length, other=0.0) * 1.4426950408889634)[None, :]
@@ -61,15 +60,10 @@ def attend(
     v_ptr,
     bias_ptr,
     out_ptr,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    v_batch,
-    v_head,
-    v_row,
+    level_ptr,
+    x_batch,
+    x_row,
+    x_head,
     heads,
     length,
     scale,
@@ -78,18 +72,22 @@ def attend(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BIASED: tl.constexpr,
+    LEVELLED: tl.constexpr,
 ):
-    """One tile of queries against all keys; programs are (tile, sample and head). ``scale`` includes log2(e)."""
+    """One tile of queries against all keys; programs are (tile, sample and head). ``scale`` includes log2(e).
+
+    With ``LEVELLED`` the logarithm (to base 2) of each query's sum is kept: what the gradient makes the weights from.
+    """
     sample = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
-    q_ptr += sample * q_batch + head * q_head
-    k_ptr += sample * k_batch + head * k_head
-    v_ptr += sample * v_batch + head * v_head
+    q_ptr += sample * x_batch + head * x_head
+    k_ptr += sample * x_batch + head * x_head
+    v_ptr += sample * x_batch + head * x_head
     bias_ptr += sample * length
     i = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     d = tl.arange(0, BLOCK_D)
     q_mask = (i < length)[:, None] & (d < WIDTH)[None, :]
-    q = tl.load(q_ptr + i[:, None] * q_row + d[None, :], mask=q_mask, other=0.0)
+    q = tl.load(q_ptr + i[:, None] * x_row + d[None, :], mask=q_mask, other=0.0)
     state = (
         tl.full([BLOCK_Q], float("-inf"), tl.float32),
         tl.zeros([BLOCK_Q], tl.float32),
@@ -97,15 +95,17 @@ def attend(
     )
     border = length // BLOCK_K * BLOCK_K
     state = fold_keys(
-        q, state, k_ptr, v_ptr, bias_ptr, k_row, v_row, 0, border, length, scale, WIDTH, BLOCK_D, BLOCK_K, BIASED, True
+        q, state, k_ptr, v_ptr, bias_ptr, x_row, 0, border, length, scale, WIDTH, BLOCK_D, BLOCK_K, BIASED, True
     )
     if border < length:
         state = fold_keys(
-            q, state, k_ptr, v_ptr, bias_ptr, k_row, v_row, border, length, length, scale,
+            q, state, k_ptr, v_ptr, bias_ptr, x_row, border, length, length, scale,
             WIDTH, BLOCK_D, BLOCK_K, BIASED, False,
         )  # fmt: skip
-    _, mass, total = state
+    top, mass, total = state
     total /= mass[:, None]
+    if LEVELLED:
+        tl.store(level_ptr + tl.program_id(1).to(tl.int64) * length + i, top + tl.log2(mass), mask=i < length)
     # shape: [B, N, H, d_h], which the output projection reads without a copy
     at = ((sample * length + i) * heads + head)[:, None] * WIDTH + d[None, :]
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=q_mask)

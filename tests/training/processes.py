@@ -59,7 +59,7 @@ def trained(group: Group, path: Path) -> None:
         **net.state_dict(),
         "confusion": evaluate(net, data, WINDOW, group=group),
         "windows": evaluate(net, data, WINDOW, stride=(24, 24), group=group),
-        "loss": torch.tensor(trainer.mean_loss()),
+        "loss": torch.tensor(trainer.mean_losses()[0]),
     }
     save_file({name: value.contiguous() for name, value in found.items()}, path.with_name(f"{path.name}-{group.rank}"))
 

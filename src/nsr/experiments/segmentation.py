@@ -32,6 +32,7 @@ from nsr.training.segmentation import SegmentationProtocol, SegmentationTrainer,
 from nsr.training.segmentation_evaluation import centre_batches, evaluate
 from nsr.training.segmentation_feed import EpochDraws, Feed, ResidentFeed, WorkerFeed, place
 from nsr.training.segmentation_metrics import intersection_over_union, mean_iou, pixel_accuracy
+from nsr.training.segmentation_stack import SegmenterStack
 from nsr.training.whole_file import replacing
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
@@ -109,6 +110,7 @@ class SegmentationLab:
             **cell.as_dict(),
             "task": self.task.name,
             "rule": repr(self.task.rule(cell.merger, cell.point)),
+            "shorter_side": self.task.shorter_side,
             "data": f"{self.training_split.name}, {len(self.training_split)} images",
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         }
@@ -131,19 +133,27 @@ class SegmentationLab:
             )
         return load_segmenter(path, make_backbone(self.task, self.folder)).to(self.device)
 
-    def trainer(self, cell: SegmentationCell, protocol: SegmentationProtocol) -> SegmentationTrainer:
-        """The model of a cell with its data, at its start; an adapter starts from the trained full model."""
+    def trainer(self, cells: Sequence[SegmentationCell], protocol: SegmentationProtocol) -> SegmentationTrainer:
+        """The models of cells that can be trained as one, with their data, at their start.
+
+        An adapter starts from the trained full model.
+        """
         capture = self.device.type == "cuda" and self.group.size == 1
-        weights = self.shared(cell.seed)
-        if cell.variant == "adapter":
-            weights = self.trained(SegmentationCell("none", FULL_POINT, "original", cell.seed)).state_dict()
-        rule = self.task.rule(cell.merger, cell.point)
+        first = cells[0]
+        weights = self.shared(first.seed)
+        if first.variant == "adapter":
+            weights = self.trained(SegmentationCell("none", FULL_POINT, "original", first.seed)).state_dict()
+        rule = self.task.rule(first.merger, first.point)
         rule = capturable(rule) if capture else rule
-        model = make_segmenter(self.task, rule, cell.variant, weights, cell.seed, self.folder).to(self.device)
+        models = [
+            make_segmenter(self.task, rule, cell.variant, weights, cell.seed, self.folder).to(self.device)
+            for cell in cells
+        ]
         if self.compile_branches:
-            for branch in model.vit.branches.values():
+            for branch in (branch for model in models for branch in model.vit.branches.values()):
                 branch.compile(dynamic=True)
-        protocol = replace(protocol, seed=cell.seed)
+        protocol = replace(protocol, seed=first.seed)
+        model = models[0] if len(models) == 1 else SegmenterStack(models)
         return SegmentationTrainer(model, self._feed(protocol), protocol, capture=capture, group=self.group)
 
     def run(
@@ -155,6 +165,8 @@ class SegmentationLab:
     ) -> Iterator[Outcome]:
         """Train cells side by side, then judge each by its final weights.
 
+        Cells that differ in their variant alone are trained as one stack on a GPU.
+
         Args:
             cells: What to train; their seeds replace the protocol's.
             protocol: How.
@@ -165,60 +177,78 @@ class SegmentationLab:
             ValueError: A model diverged; raised after the others have been judged.
         """
         begin = time.perf_counter()
-        trainers = [self.trainer(cell, protocol) for cell in cells]
-        before = [self._before(cell, trainer) for cell, trainer in zip(cells, trainers, strict=True)]
-        self._train(cells, trainers, watch, every)
+        stacks = self.stacks(cells, protocol)
+        trainers = [self.trainer(stack, protocol) for stack in stacks]
+        before = {
+            cell: self._before(cell, model, protocol)
+            for stack, trainer in zip(stacks, trainers, strict=True)
+            for cell, model in zip(stack, trainer.models, strict=True)
+        }
+        keepers = [self._keeper(stack, trainer) for stack, trainer in zip(stacks, trainers, strict=True)]
+        self._train(trainers, keepers, watch, every)
         seconds = time.perf_counter() - begin
         diverged = []
-        for cell, trainer, untrained in zip(cells, trainers, before, strict=True):
-            begin = time.perf_counter()
-            loss = trainer.mean_loss()
-            if not isfinite(loss):
-                diverged.append(cell.name)
-                continue
-            model = self._at_rest(cell, trainer)
-            metrics = {**self._judge(cell, model, trainer.protocol), **untrained, "loss": loss}
-            self._keep(cell, model)
-            self._keeper(cell, trainer).finish()
-            yield Outcome(cell, metrics, seconds + time.perf_counter() - begin, model)
+        for stack, trainer, keeper in zip(stacks, trainers, keepers, strict=True):
+            for cell, model, loss in zip(stack, trainer.models, trainer.mean_losses(), strict=True):
+                if not isfinite(loss):
+                    diverged.append(cell.name)
+                    continue
+                begin = time.perf_counter()
+                at_rest = self._at_rest(cell, model)
+                metrics = {**self._judge(cell, at_rest, protocol), **before[cell], "loss": loss}
+                self._keep(cell, at_rest)
+                yield Outcome(cell, metrics, seconds + time.perf_counter() - begin, at_rest)
+            keeper.finish()
         if diverged:
             raise ValueError(f"{self.task.name} {', '.join(diverged)}: the loss diverged. Try --precision fp32.")
 
-    def _before(self, cell: SegmentationCell, trainer: SegmentationTrainer) -> dict[str, float]:
+    def stacks(self, cells: Sequence[SegmentationCell], protocol: SegmentationProtocol) -> list[list[SegmentationCell]]:
+        """Cells that are trained as one: on a GPU those that share rule, data order and initial weights."""
+        if self.device.type != "cuda" or self.group.size > 1 or protocol.precision == "fp16":
+            return [[cell] for cell in cells]
+        stacks: dict[tuple, list[SegmentationCell]] = {}
+        for cell in cells:
+            stacks.setdefault((cell.merger, cell.point, cell.seed, cell.variant == "adapter"), []).append(cell)
+        return list(stacks.values())
+
+    def _before(self, cell: SegmentationCell, model: Segmenter, protocol: SegmentationProtocol) -> dict[str, float]:
         """What is measured before an adapter is trained: NSR starts at zero, so this is compression alone."""
         if cell.variant != "adapter":
             return {}
-        return {"miou_untrained": self._judge(cell, self._at_rest(cell, trainer), trainer.protocol)["miou"]}
+        return {"miou_untrained": self._judge(cell, self._at_rest(cell, model), protocol)["miou"]}
 
-    def _at_rest(self, cell: SegmentationCell, trainer: SegmentationTrainer) -> Segmenter:
+    def _at_rest(self, cell: SegmentationCell, model: Segmenter) -> Segmenter:
         """A copy of the model, plain and with the cell's own rule: what trains may be compiled or of fixed length."""
-        rule, weights = self.task.rule(cell.merger, cell.point), trainer.model.state_dict()
+        rule = self.task.rule(cell.merger, cell.point)
+        weights = model.state_dict()
         return make_segmenter(self.task, rule, cell.variant, weights, cell.seed, self.folder).to(self.device)
 
     def _feed(self, protocol: SegmentationProtocol) -> Feed:
         sizes, resident = self.training_data
-        draws = EpochDraws(sizes, self.task.window, protocol.batch, protocol.seed, self.task.photometric, self.group)
+        task = self.task
+        draws = EpochDraws(
+            sizes, task.window, protocol.batch, protocol.seed, task.photometric, task.shorter_side, self.group
+        )
         if resident is not None:
             return ResidentFeed(resident, draws)
         return WorkerFeed(self.training_split, draws, self.device, self.workers)
 
     def _train(
         self,
-        cells: Sequence[SegmentationCell],
         trainers: Sequence[SegmentationTrainer],
+        keepers: Sequence[Keeper],
         watch: Callable[[TrainingProgress], None] | None,
         every: float,
     ) -> None:
         """Train, with a checkpoint a minute, going on from one where it is of the same run."""
-        keepers = {}
-        for trainer, cell in zip(trainers, cells, strict=True):
-            keepers[id(trainer)] = keeper = self._keeper(cell, trainer)
+        for trainer, keeper in zip(trainers, keepers, strict=True):
             found = keeper.resume() if self.resume else None
             if found is not None:
                 trainer.load_state(*found)
+        of = dict(zip(map(id, trainers), keepers, strict=True))
 
         def save(trainer: SegmentationTrainer) -> None:
-            keepers[id(trainer)].keep(trainer.state, trainer.epoch)
+            of[id(trainer)].keep(trainer.state, trainer.epoch)
 
         train(trainers, watch=watch, every=every, after_epoch=save)
 
@@ -249,9 +279,10 @@ class SegmentationLab:
             "merged_share": merged_share(self.task.shape, events),
         }
 
-    def _keeper(self, cell: SegmentationCell, trainer: SegmentationTrainer) -> Keeper:
-        path = self.outputs / f"{cell.name}.unfinished.safetensors"
-        config = self.config(cell, trainer.protocol)
+    def _keeper(self, cells: Sequence[SegmentationCell], trainer: SegmentationTrainer) -> Keeper:
+        others = "".join(f"+{cell.variant}" for cell in cells[1:])
+        path = self.outputs / f"{cells[0].name}{others}.unfinished.safetensors"
+        config = {cell.name: self.config(cell, trainer.protocol) for cell in cells}
         return Keeper(path, config, _SECONDS_BETWEEN_CHECKPOINTS, self.group.writes)
 
     def _keep(self, cell: SegmentationCell, model: Segmenter) -> None:

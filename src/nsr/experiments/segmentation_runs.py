@@ -59,6 +59,7 @@ def run_table(
             say(f"{task} {cell.name}: there already")
         else:
             todo.append(cell)
+    todo = [cell for stack in lab.stacks(todo, protocol) for cell in stack]
     for first in range(0, len(todo), together):
         group = todo[first : first + together]
         say(f"{task} {', '.join(cell.name for cell in group)}: training for {protocol.epochs} epochs")

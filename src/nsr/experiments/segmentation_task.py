@@ -29,6 +29,7 @@ class SegmentationTask:
         mpm: MPM's insertion schedule at each of its operating points, by the paper's label.
         mpm_targets: What each of these schedules was searched for.
         stride: Step of the sliding window over whole validation images; ``None``: centre crops.
+        shorter_side: Of an image at training scale 1; ``None``: its own.
         photometric: Whether training distorts colours.
         pretrained: Whether the backbone starts from DeiT-Tiny's weights.
         protocol: How to train.
@@ -40,6 +41,7 @@ class SegmentationTask:
     mpm: dict[str, tuple[int, ...]]
     mpm_targets: dict[str, float]
     stride: tuple[int, int] | None = None
+    shorter_side: int | None = None
     photometric: bool = False
     pretrained: bool = True
     protocol: SegmentationProtocol = field(default_factory=SegmentationProtocol)
@@ -84,7 +86,9 @@ _VOC_TARGETS = {"1.8x": 1.8, "2.4x": 2.5, "3.0x": 3.0, "3.3x": 3.8}
 TASKS = {
     task.name: task
     for task in (
-        SegmentationTask("voc", ViTShape((14, 14), voc.NUM_CLASSES), voc.voc, _VOC_SCHEDULES, _VOC_TARGETS),
+        SegmentationTask(
+            "voc", ViTShape((14, 14), voc.NUM_CLASSES), voc.voc, _VOC_SCHEDULES, _VOC_TARGETS, shorter_side=224
+        ),
         SegmentationTask(
             "ade20k",
             ViTShape((32, 32), ade20k.NUM_CLASSES),
@@ -96,6 +100,7 @@ TASKS = {
                 "3.4x": tuple(range(12)),
             },
             {"1.8x": 1.8, "2.4x": 2.5, "3.2x": 3.4, "3.4x": 3.8},
+            shorter_side=512,
         ),
         SegmentationTask(
             "cityscapes",

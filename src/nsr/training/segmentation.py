@@ -23,6 +23,7 @@ from nsr.training import interruption
 from nsr.training.distributed import ALONE, Group, parallel
 from nsr.training.pixel_loss import counted_pixels, pixel_cross_entropy
 from nsr.training.segmentation_feed import Feed
+from nsr.training.segmentation_stack import SegmenterStack
 from nsr.training.streamed import StreamedStep
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -74,10 +75,10 @@ def poly_rate(step: Tensor, total: int, protocol: SegmentationProtocol) -> Tenso
 
 
 class SegmentationTrainer:
-    """One model, its data, its optimiser, and how far it is.
+    """One model or a stack of them, its data, its optimiser, and how far it is.
 
     Args:
-        model: The segmenter, on its device; parameters that require no gradient stay as they are.
+        model: The segmenter or segmenters, on their device; parameters that require no gradient stay as they are.
         feed: Its batches.
         protocol: How to train.
         capture: Whether to capture the step in a CUDA graph. The model's shapes must not depend on the image.
@@ -86,7 +87,7 @@ class SegmentationTrainer:
 
     def __init__(
         self,
-        model: Segmenter,
+        model: Segmenter | SegmenterStack,
         feed: Feed,
         protocol: SegmentationProtocol,
         *,
@@ -95,13 +96,19 @@ class SegmentationTrainer:
     ) -> None:
         assert not (capture and group.size > 1), "gradients are exchanged by the host"
         self.model, self.feed, self.protocol, self.group = model, feed, protocol, group
-        self.patch_logits = parallel(_PatchLogits(model), group)
+        self.models = [model] if isinstance(model, Segmenter) else model.models
+        if isinstance(model, Segmenter):
+            self.patch_logits: Callable[[Tensor], Tensor] = parallel(_PatchLogits(model), group)
+        else:
+            assert group.size == 1, "processes share the batches of a single model"
+            assert protocol.precision != "fp16", "a model would skip steps because another one's gradients overflow"
+            self.patch_logits = model.patch_logits
         self.epoch = 0
         self.total = protocol.epochs * feed.steps
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.device = next(iter(trainable.values())).device
         self.step_count = torch.zeros((), device=self.device)
-        self.loss_sum = torch.zeros((), device=self.device)
+        self.loss_sum = torch.zeros(len(self.models), device=self.device)
         self.rate = torch.tensor(protocol.lr, device=self.device)
         self.optimizer = torch.optim.AdamW(
             trainable.values(),
@@ -139,10 +146,10 @@ class SegmentationTrainer:
             self.feed.advance()
         self.step()
 
-    def mean_loss(self) -> float:
-        """Of the steps since the epoch began; waits for them."""
+    def mean_losses(self) -> list[float]:
+        """Of each model over the steps since the epoch began; waits for them."""
         self.step.wait()
-        return float(self.loss_sum) / self.feed.steps
+        return [loss / self.feed.steps for loss in self.loss_sum.tolist()]
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs, by name; waits for the steps that were called.
@@ -182,8 +189,10 @@ class SegmentationTrainer:
         with autocast(self.device, self.protocol.precision):
             logits = self.patch_logits(batch.image)
         # of the whole batch, whatever each process's share of the pixels that count
-        loss = pixel_cross_entropy(logits, batch.labels, self.group.sum(counted_pixels(batch.labels)))
-        self.scaler.scale(self.group.summed_gradient(loss)).backward()
+        pixels = self.group.sum(counted_pixels(batch.labels))
+        of_models = logits.chunk(len(self.models))
+        losses = torch.stack([pixel_cross_entropy(part, batch.labels, pixels) for part in of_models])
+        self.scaler.scale(self.group.summed_gradient(losses.sum())).backward()
         self.rate.copy_(poly_rate(self.step_count, self.total, self.protocol))
         with warnings.catch_warnings():
             # true of the steps before the capture, and meant for optimisers that are never captured
@@ -191,7 +200,7 @@ class SegmentationTrainer:
             self.scaler.step(self.optimizer)
         self.scaler.update()
         self.step_count.add_(1)
-        self.loss_sum.add_(self.group.sum(loss.detach()))
+        self.loss_sum.add_(self.group.sum(losses.detach()))
 
 
 class _PatchLogits(nn.Module):
@@ -212,7 +221,7 @@ class TrainingProgress:
     Attributes:
         epoch: Epochs done by the one that is least far.
         epochs: Of all.
-        losses: Mean loss of each in its last epoch.
+        losses: Mean loss of each model in its last epoch.
         seconds: Since the group began.
         remaining: Seconds it will still take.
     """
@@ -260,7 +269,7 @@ def train(
         epoch = min(trainer.epoch for trainer in trainers)
         last = active[0].protocol.epochs
         if watch is not None and (time.perf_counter() - looked >= every or epoch == last):
-            losses = [trainer.mean_loss() for trainer in trainers]
+            losses = [loss for trainer in trainers for loss in trainer.mean_losses()]
             if not any(map(isfinite, losses)):
                 raise ValueError(
                     f"Every loss is {losses[0]} after epoch {epoch} of {last} (step {epoch * active[0].feed.steps}). "

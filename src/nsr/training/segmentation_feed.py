@@ -50,6 +50,7 @@ class EpochDraws:
         batch: Crops in a step; what does not fill a step is left out of that epoch.
         seed: Of the run.
         photometric: Whether to distort colours too.
+        shorter_side: See :func:`~nsr.data.segmentation.crops.epoch_crops`.
         group: The processes that share each step; ``self.batch`` is the share of this one.
     """
 
@@ -60,9 +61,11 @@ class EpochDraws:
         batch: int,
         seed: int,
         photometric: bool = False,
+        shorter_side: int | None = None,
         group: Group = ALONE,
     ) -> None:
         self.sizes, self.window, self.seed, self.photometric, self.group = sizes, window, seed, photometric, group
+        self.shorter_side = shorter_side
         self.batch = group.share(batch)
         self.steps = len(sizes) // batch
         if self.steps == 0:
@@ -71,7 +74,7 @@ class EpochDraws:
     def draw(self, epoch: int) -> tuple[Tensor, Tensor | None]:
         """``[steps · batch, 6]`` and ``[steps · batch, 5]``."""
         count = self.steps * self.batch * self.group.size
-        crops = epoch_crops(self.sizes, self.window, self.seed, epoch)[:count]
+        crops = epoch_crops(self.sizes, self.window, self.seed, epoch, shorter_side=self.shorter_side)[:count]
         colours = epoch_colours(count, self.seed, epoch) if self.photometric else None
         return self._own(crops), None if colours is None else self._own(colours)
 

@@ -65,6 +65,15 @@ class TestDraws:
         assert (start[room, 1] / free[room, 1]).mean() == pytest.approx(0.5, abs=0.02)
         assert (start[room, 1] == free[room, 1]).any()
 
+    def test_scales_can_start_from_a_given_shorter_side(self) -> None:
+        stored = np.tile([[200, 400], [300, 150]], (10, 1))
+        full = 2 * stored
+        crops = [epoch_crops(sizes, (64, 64), seed=3, epoch=1, shorter_side=64) for sizes in (stored, full)]
+        assert torch.equal(*crops)  # whatever the resolution they are stored at
+        shorter = crops[0][:, [HEIGHT, WIDTH]].amin(1)
+        assert shorter.min() >= 32
+        assert shorter.max() <= 128
+
     def test_centre(self) -> None:
         crops = centre_crops(np.array([[256, 341], [500, 375], [224, 224]]), (224, 224))
         assert crops.tolist() == [[0, 224, 298, 0, 37, 0], [1, 299, 224, 37, 0, 0], [2, 224, 224, 0, 0, 0]]

@@ -14,7 +14,13 @@ IMAGE, HEIGHT, WIDTH, TOP, LEFT, MIRRORED = range(6)
 
 
 def epoch_crops(
-    sizes: np.ndarray, window: tuple[int, int], seed: int, epoch: int, scale: tuple[float, float] = (0.5, 2.0)
+    sizes: np.ndarray,
+    window: tuple[int, int],
+    seed: int,
+    epoch: int,
+    *,
+    shorter_side: int | None = None,
+    scale: tuple[float, float] = (0.5, 2.0),
 ) -> Tensor:
     """A random crop of every image, in random order.
 
@@ -23,6 +29,8 @@ def epoch_crops(
         window: Height and width of the crops.
         seed: Of the run.
         epoch: Counted from 0.
+        shorter_side: The shorter side of an image at scale 1, so that what is seen does not depend on the resolution
+            that images are stored at; ``None``: that of the image itself.
         scale: The image is resized by a factor drawn uniformly from this range, its aspect ratio kept.
 
     Returns:
@@ -35,6 +43,8 @@ def epoch_crops(
     factor = rng.uniform(*scale, size=count)
     corner = rng.random_sample((count, 2))
     mirrored = rng.random_sample(count) < 0.5
+    if shorter_side is not None:
+        factor = factor * shorter_side / sizes[order].min(axis=1)
     resized = np.maximum(1, np.rint(sizes[order] * factor[:, None])).astype(np.int64)
     free = np.maximum(resized - np.array(window), 0)  # how far the window can move
     start = np.floor(corner * (free + 1)).astype(np.int64)

@@ -1,0 +1,299 @@
+r"""Several segmenters of one backbone and one merge rule, trained as one: every layer is a batched product.
+
+A step of a small model is a thousand short kernels, and a GPU spends more time between them than in them. Models that
+are compared with one another have the same shapes and see the same images, so ``V`` of them go through one sequence of
+kernels, ``V`` times as large::
+
+    images [B, ...] ──> tokens [V · B, N, D] ── block: x [V, B · N, D] times weights [V, D, D'] ──> … ──> logits
+
+Matching, merging and attention do not know that their batch holds ``V`` models. What models may differ in, their
+null-space branches, is asked of each for its share of the batch. A loss summed over models gives each the gradient
+that it has alone, so this is as good as training them one by one, which is its plain twin.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+
+import torch
+from timm.models.vision_transformer import Attention, Block
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nsr.kernels.tokens import GroupLayout
+from nsr.tokens import MergePlan, Segmenter, host
+from nsr.tokens.attention import key_bias, packed_attention
+from nsr.tokens.branch import TokenBranch, write_back
+from nsr.tokens.matching import autocast_off
+from nsr.tokens.vit import TokenState
+
+_OWN = ("vit.branches.", "vit.spatial.")  # what the models of a stack need not have in common
+
+
+class SegmenterStack:
+    """The segmenters ``models`` as one function of their stacked weights.
+
+    The weights of backbone and head are stacked parameters ``[V, ...]``; those of the models become views of them, so
+    that a model can be judged or saved at any time. Branches keep their own.
+
+    Args:
+        models: On one device, of equal backbones, heads and rules; they may differ in their residuals.
+    """
+
+    def __init__(self, models: Sequence[Segmenter]) -> None:
+        self.models = list(models)
+        self.vit = models[0].vit
+        assert all(model.vit.merger == self.vit.merger for model in models), "one rule"
+        assert self.vit.merger is None or self.vit.merger.metric != "learned", "a learned metric is a model's own"
+        assert all(_is_plain(block) for block in self.vit.backbone.blocks), "nothing but norms, attention and MLP"
+        self.weights: dict[str, nn.Parameter] = {}
+        for name, first in self.models[0].named_parameters():
+            if name.startswith(_OWN):
+                continue
+            parts = [model.get_parameter(name) for model in models]
+            self.weights[name] = nn.Parameter(torch.stack([p.detach() for p in parts]), first.requires_grad)
+            for part, view in zip(parts, self.weights[name].detach().unbind(0), strict=True):
+                part.requires_grad_(False)
+                part.data = view
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Stacked weights, and each model's own."""
+        yield from self.weights.items()
+        for index, model in enumerate(self.models):
+            for name, parameter in model.named_parameters():
+                if name.startswith(_OWN):
+                    yield f"{index}.{name}", parameter
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights of every model, which are views of the stacked ones."""
+        states = (model.state_dict() for model in self.models)
+        return {f"{index}.{name}": value for index, state in enumerate(states) for name, value in state.items()}
+
+    def train(self) -> None:
+        """Put every model in training mode."""
+        for model in self.models:
+            model.train()
+
+    def patch_logits(self, image: Tensor) -> Tensor:
+        """Logits of every model on the patch grid, ``[B, C, H, W] -> [V · B, K, h, w]``, model by model."""
+        grid = host.grid_of(self.vit.backbone, image)
+        kind = _product_kind(image)
+        state = TokenState(self._embed(image, kind))
+        codes: list[Tensor | None] = [None] * len(self.models)
+        for block in range(self.vit.depth):
+            state, codes = self._step(block, state, codes, grid, kind)
+        features = self._restore(state, codes)
+        with autocast_off(image):
+            norm, head = self._named("norm"), self._named("head")
+            logits = _run(_normed_linear)(self._by_model(features), *norm, *head, kind)
+        return logits.unflatten(1, (image.shape[0], -1)).flatten(0, 1).transpose(1, 2).unflatten(2, grid)
+
+    def _named(self, module: str) -> tuple[Tensor, Tensor]:
+        return self.weights[f"{module}.weight"], self.weights[f"{module}.bias"]
+
+    def _by_model(self, x: Tensor) -> Tensor:
+        # shape: [V · B, N, D] -> [V, B · N, D]
+        return x.unflatten(0, (len(self.models), -1)).flatten(1, 2)
+
+    def _by_sample(self, x: Tensor, tokens: int) -> Tensor:
+        # shape: [V, B · N, D] -> [V · B, N, D]
+        return x.unflatten(1, (-1, tokens)).flatten(0, 1)
+
+    def _embed(self, image: Tensor, kind: torch.dtype) -> Tensor:
+        side = self.vit.backbone.patch_embed.patch_size
+        patches = image.unflatten(3, (-1, side[1])).unflatten(2, (-1, side[0])).permute(0, 2, 4, 1, 3, 5)
+        patches = patches.flatten(3).flatten(0, 2).to(kind)  # shape: [B · N0, C · side²]
+        weight, bias = self._named("vit.backbone.patch_embed.proj")
+        with autocast_off(image):
+            x = _linear(patches.expand(len(self.models), -1, -1), weight.flatten(2), bias)
+        x = x.unflatten(1, (image.shape[0], -1))  # shape: [V, B, N0, D]
+        cls = self.weights["vit.backbone.cls_token"].unsqueeze(1).squeeze(2).expand(-1, image.shape[0], -1, -1)
+        return (torch.cat([cls.to(x.dtype), x], dim=2) + self.weights["vit.backbone.pos_embed"]).flatten(0, 1)
+
+    def _step(
+        self, index: int, state: TokenState, codes: list[Tensor | None], grid: tuple[int, int], kind: torch.dtype
+    ) -> tuple[TokenState, list[Tensor | None]]:
+        """:meth:`nsr.tokens.MergedViT.step` for all models."""
+        merger, name = self.vit.merger, f"vit.backbone.blocks.{index}"
+        merges = index in self.vit.layers
+        if merger is not None and merges and merger.where == "before_block":
+            state, codes = self._merge(index, state, codes, state.x, grid)
+            merges = False
+        bias = key_bias(state.size if merger is not None and merger.proportional else None, state.valid)
+        attention = self.vit.backbone.blocks[index].attn
+        assert isinstance(attention, Attention)
+        x, tokens = self._by_model(state.x), state.x.shape[1]
+        with autocast_off(x):
+            qkv = _run(_normed_linear)(x, *self._named(f"{name}.norm1"), *self._named(f"{name}.attn.qkv"), kind)
+            qkv = self._by_sample(qkv, tokens).unflatten(2, (3, attention.num_heads, -1))
+            attended = self._by_model(packed_attention(qkv, bias).flatten(2))
+            x = _run(_added_linear)(x, attended, *self._named(f"{name}.attn.proj"))
+        state = state._replace(x=self._by_sample(x, tokens))
+        if merges:
+            assert merger is not None
+            metric = qkv[:, :, 1].mean(dim=2) if merger.metric == "keys" else state.x
+            state, codes = self._merge(index, state, codes, metric, grid)
+        x, tokens = self._by_model(state.x), state.x.shape[1]
+        layers = (*self._named(f"{name}.norm2"), *self._named(f"{name}.mlp.fc1"), *self._named(f"{name}.mlp.fc2"))
+        with autocast_off(x):
+            x = _run(_added_mlp)(x, *layers, kind)
+        return state._replace(x=self._by_sample(x, tokens)), codes
+
+    def _merge(
+        self, index: int, state: TokenState, codes: list[Tensor | None], metric: Tensor, grid: tuple[int, int]
+    ) -> tuple[TokenState, list[Tensor | None]]:
+        """The merge event of all models, with the branch of each."""
+        merger, prefix = self.vit.merger, self.vit.num_prefix_tokens
+        assert merger is not None
+        plan = merger.plan(
+            metric,
+            layer=index,
+            depth=self.vit.depth,
+            size=state.size,
+            num_prefix=prefix,
+            valid=state.valid,
+            grid=grid,
+        )
+        if plan is None:
+            return state, codes
+        x, size, _, token_of_patch, _ = state
+        if size is None:
+            size = torch.ones(x.shape[:2], device=x.device)
+        if token_of_patch is None:
+            token_of_patch = torch.arange(prefix, x.shape[1], device=x.device).expand(x.shape[0], -1)
+        if any(model.vit.branches for model in self.models):
+            tokens, codes = self._branches(index, plan, x, token_of_patch, codes)
+        else:
+            tokens = plan.merge(x)
+        merged_size = plan.merged_size(size) if plan.size is None else plan.size
+        return TokenState(tokens, merged_size, plan.valid, plan.route(token_of_patch)), codes
+
+    def _branches(
+        self, index: int, plan: MergePlan, x: Tensor, token_of_patch: Tensor, codes: list[Tensor | None]
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        count = len(self.models)
+        merged, written = [], []
+        parts = zip(self.models, _shares(plan, count), x.chunk(count), token_of_patch.chunk(count), codes, strict=True)
+        for model, part, own, covered, before in parts:
+            if not model.vit.branches:
+                merged.append(part.merge(own))
+                written.append(before)
+                continue
+            branch = model.vit.branches[str(index)]
+            assert isinstance(branch, TokenBranch)
+            tokens, member_codes = branch.merge(part, own)
+            merged.append(tokens)
+            if model.vit.spatial is None:
+                written.append(before)
+            else:
+                at_patches = write_back(member_codes, covered)
+                written.append(at_patches if before is None else before + at_patches)
+        return torch.cat(merged), written
+
+    def _restore(self, state: TokenState, codes: list[Tensor | None]) -> Tensor:
+        """Normalised features of the patches, unmerged, with what the spatial paths add: ``[V · B, N0, D]``."""
+        x = self._by_model(state.x)
+        with autocast_off(x):
+            x = self._by_sample(_norm(x, *self._named("vit.backbone.norm")), state.x.shape[1])
+        if state.token_of_patch is None:
+            return x[:, self.vit.num_prefix_tokens :]
+        patches = x.gather(1, state.token_of_patch.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+        if all(code is None for code in codes):
+            return patches
+        restored = []
+        for model, part, code in zip(self.models, patches.chunk(len(self.models)), codes, strict=True):
+            spatial = model.vit.spatial
+            restored.append(part if code is None or spatial is None else part + spatial(code).to(part.dtype))
+        return torch.cat(restored)
+
+
+def _is_plain(block: nn.Module) -> bool:
+    """Whether a block is what :meth:`SegmenterStack._step` computes."""
+    if not isinstance(block, Block) or not isinstance(block.attn, Attention):
+        return False
+    attention = block.attn
+    idle = (
+        block.ls1,
+        block.ls2,
+        block.drop_path1,
+        block.drop_path2,
+        attention.q_norm,
+        attention.k_norm,
+        attention.norm,
+    )
+    drops = any(isinstance(part, nn.Dropout) and part.p for part in block.modules())
+    gated = getattr(attention, "gate", None) is not None
+    return all(isinstance(part, nn.Identity) for part in idle) and not drops and not gated
+
+
+def _shares(plan: MergePlan, count: int) -> list[MergePlan]:
+    """The plan of each of ``count`` models, cut out of that of all."""
+    tensors = [t.chunk(count) for t in (plan.group, plan.weight)]
+    valid = [None] * count if plan.valid is None else plan.valid.chunk(count)
+    size = [None] * count if plan.size is None else plan.size.chunk(count)
+    layouts: list[GroupLayout | None] = [None] * count
+    if plan.layout is not None:
+        layouts = [GroupLayout(*parts) for parts in zip(*(t.chunk(count) for t in plan.layout), strict=True)]
+    return [
+        replace(plan, group=g, weight=w, valid=v, size=s, layout=layout)
+        for g, w, v, s, layout in zip(*tensors, valid, size, layouts, strict=True)
+    ]
+
+
+def _product_kind(image: Tensor) -> torch.dtype:
+    """The format of products: autocast's, or without it that of the images."""
+    device = image.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else image.dtype
+
+
+def _norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    # shape: x [V, M, D], weight [V, D]
+    return F.layer_norm(x, x.shape[-1:], eps=1e-6) * weight.unsqueeze(1) + bias.unsqueeze(1)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    # shape: [V, M, D], [V, D', D], [V, D'] -> [V, M, D']
+    return torch.baddbmm(bias.to(x.dtype).unsqueeze(1), x, weight.to(x.dtype).mT)
+
+
+def _normed_linear(
+    x: Tensor, norm: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, kind: torch.dtype
+) -> Tensor:
+    return _linear(_norm(x, norm, norm_bias).to(kind), weight, bias)
+
+
+def _added_linear(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x + _linear(update, weight, bias)
+
+
+def _added_mlp(
+    x: Tensor,
+    norm: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    weight_out: Tensor,
+    bias_out: Tensor,
+    kind: torch.dtype,
+) -> Tensor:
+    hidden = F.gelu(_normed_linear(x, norm, norm_bias, weight, bias, kind))
+    return x + _linear(hidden, weight_out, bias_out)
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function)
+
+
+def _run(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, on a GPU compiled once for every number of tokens."""
+
+    def call(x: Tensor, *rest: Tensor | torch.dtype) -> Tensor:
+        if not x.is_cuda:
+            return function(x, *rest)
+        for tokens in (x, *rest):
+            if isinstance(tokens, Tensor) and not isinstance(tokens, nn.Parameter):
+                torch._dynamo.mark_dynamic(tokens, 1)
+        return _compiled(function)(x, *rest)
+
+    return call

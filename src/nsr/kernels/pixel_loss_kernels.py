@@ -15,6 +15,8 @@ same patch. So nothing is ever stored at the resolution of the pixels, and no tw
 import triton
 import triton.language as tl
 
+from nsr.kernels.tokens.blocks import dot
+
 
 @triton.jit
 def cell_losses(
@@ -31,29 +33,30 @@ def cell_losses(
     IGNORE: tl.constexpr,
     CLASSES: tl.constexpr,
     PATCH: tl.constexpr,
+    CORNERS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """The summed loss of a cell, and its gradient at the corners, ``[4, CLASSES]``; programs are (cell, sample)."""
+    """The summed loss of a cell, and its gradient at the corners, ``[4, CLASSES]``; programs are (cell, sample).
+
+    Interpolation, and its transpose for the gradient, are products with the weights of the corners: ``[P, C] [C, K]``.
+    """
     sample = tl.program_id(1).to(tl.int64)
     cell = tl.program_id(0)
     row, column = cell // (columns + 1), cell % (columns + 1)
     k = tl.arange(0, BLOCK_K)
-    logit_ptr += sample * stride_sample + k * stride_class
-    upper, lower = tl.maximum(row - 1, 0) * stride_row, tl.minimum(row, rows - 1) * stride_row
-    left, right = tl.maximum(column - 1, 0) * stride_column, tl.minimum(column, columns - 1) * stride_column
     known = k < CLASSES
-    upper_left = tl.load(logit_ptr + upper + left, mask=known, other=0.0).to(tl.float32)[None, :]
-    upper_right = tl.load(logit_ptr + upper + right, mask=known, other=0.0).to(tl.float32)[None, :]
-    lower_left = tl.load(logit_ptr + lower + left, mask=known, other=0.0).to(tl.float32)[None, :]
-    lower_right = tl.load(logit_ptr + lower + right, mask=known, other=0.0).to(tl.float32)[None, :]
+    corner = tl.arange(0, CORNERS)
+    is_lower, is_right = corner // 2 == 1, corner % 2 == 1
+    corner_row = tl.where(is_lower, tl.minimum(row, rows - 1), tl.maximum(row - 1, 0))
+    corner_column = tl.where(is_right, tl.minimum(column, columns - 1), tl.maximum(column - 1, 0))
+    at = sample * stride_sample + (corner_row * stride_row + corner_column * stride_column)[:, None]
+    at_corners = (corner < 4)[:, None] & known[None, :]
+    corners = tl.load(logit_ptr + at + k[None, :] * stride_class, mask=at_corners, other=0.0).to(tl.float32)
 
     height, width = rows * PATCH, columns * PATCH
     total = tl.zeros([BLOCK_P], tl.float32)
-    grad_ul = tl.zeros([BLOCK_P, BLOCK_K], tl.float32)
-    grad_ur = tl.zeros([BLOCK_P, BLOCK_K], tl.float32)
-    grad_ll = tl.zeros([BLOCK_P, BLOCK_K], tl.float32)
-    grad_lr = tl.zeros([BLOCK_P, BLOCK_K], tl.float32)
+    grad_corners = tl.zeros([CORNERS, BLOCK_K], tl.float32)
     for first in range(0, PATCH * PATCH, BLOCK_P):
         pixel = first + tl.arange(0, BLOCK_P)
         down, across = pixel // PATCH, pixel % PATCH
@@ -61,9 +64,9 @@ def cell_losses(
         inside = (pixel < PATCH * PATCH) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
         label = tl.load(label_ptr + (sample * height + y) * width + x, mask=inside, other=IGNORE).to(tl.int32)
         fy, fx = ((down + 0.5) / PATCH)[:, None], ((across + 0.5) / PATCH)[:, None]
-        over = upper_left * (1 - fx) + upper_right * fx
-        under = lower_left * (1 - fx) + lower_right * fx
-        logits = tl.where(known[None, :], over * (1 - fy) + under * fy, float("-inf"))  # shape: [P, K]
+        weight = tl.where(is_lower[None, :], fy, 1 - fy) * tl.where(is_right[None, :], fx, 1 - fx)  # shape: [P, C]
+        weight = tl.where((corner < 4)[None, :], weight, 0.0)
+        logits = tl.where(known[None, :], dot(weight, corners, "tf32x3"), float("-inf"))  # shape: [P, K]
         largest = tl.max(logits, 1)
         exponential = tl.exp(logits - largest[:, None])
         normaliser = tl.sum(exponential, 1)
@@ -72,18 +75,11 @@ def cell_losses(
         counted = label != IGNORE
         total += tl.where(counted, largest + tl.log(normaliser) - of_label, 0.0)
         grad = exponential / normaliser[:, None] - tl.where(is_label, 1.0, 0.0)
-        grad = tl.where(counted[:, None], grad, 0.0)
-        grad_ul += (1 - fy) * (1 - fx) * grad
-        grad_ur += (1 - fy) * fx * grad
-        grad_ll += fy * (1 - fx) * grad
-        grad_lr += fy * fx * grad
+        grad_corners += dot(tl.trans(weight), tl.where(counted[:, None], grad, 0.0), "tf32x3")
     cell = sample * (rows + 1) * (columns + 1) + cell
     tl.store(loss_ptr + cell, tl.sum(total, 0))
-    grad_ptr += cell * 4 * CLASSES + k
-    tl.store(grad_ptr, tl.sum(grad_ul, 0), mask=known)
-    tl.store(grad_ptr + CLASSES, tl.sum(grad_ur, 0), mask=known)
-    tl.store(grad_ptr + 2 * CLASSES, tl.sum(grad_ll, 0), mask=known)
-    tl.store(grad_ptr + 3 * CLASSES, tl.sum(grad_lr, 0), mask=known)
+    at = (cell * 4 + corner)[:, None] * CLASSES + k[None, :]
+    tl.store(grad_ptr + at, grad_corners, mask=at_corners)
 
 
 @triton.jit

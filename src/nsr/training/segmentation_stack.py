@@ -89,7 +89,8 @@ class SegmenterStack:
         return logits.unflatten(1, (image.shape[0], -1)).flatten(0, 1).transpose(1, 2).unflatten(2, grid)
 
     def _named(self, module: str) -> tuple[Tensor, Tensor]:
-        return self.weights[f"{module}.weight"], self.weights[f"{module}.bias"]
+        weight, bias = self.weights[f"{module}.weight"], self.weights[f"{module}.bias"]
+        return weight.view_as(weight), bias.view_as(bias)  # the compiler takes a parameter's shape for a constant
 
     def _by_model(self, x: Tensor) -> Tensor:
         # shape: [V · B, N, D] -> [V, B · N, D]
@@ -286,14 +287,21 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _run(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function, on a GPU compiled once for every number of tokens."""
+    """The function, on a GPU compiled once for every number of models and tokens.
 
-    def call(x: Tensor, *rest: Tensor | torch.dtype) -> Tensor:
+    The first arguments are the tokens ``[V, M, D]``, the others weights ``[V, ...]``.
+    """
+
+    def call(*arguments: Tensor | torch.dtype) -> Tensor:
+        x = arguments[0]
+        assert isinstance(x, Tensor)
         if not x.is_cuda:
-            return function(x, *rest)
-        for tokens in (x, *rest):
-            if isinstance(tokens, Tensor) and not isinstance(tokens, nn.Parameter):
-                torch._dynamo.mark_dynamic(tokens, 1)
-        return _compiled(function)(x, *rest)
+            return function(*arguments)
+        for tensor in arguments:
+            if isinstance(tensor, Tensor):
+                torch._dynamo.mark_dynamic(tensor, 0)
+                if tensor.shape[:2] == x.shape[:2]:
+                    torch._dynamo.mark_dynamic(tensor, 1)
+        return _compiled(function)(*arguments)
 
     return call

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from nsr.data.segmentation.shapes import shapes
 from nsr.experiments import segmentation as experiment
+from nsr.experiments import segmentation_runs as runs
 from nsr.experiments.merge_survey import cost, image_events, merged_share
 from nsr.experiments.segmentation import SegmentationLab
 from nsr.experiments.segmentation_cells import ABLATIONS, SegmentationCell, select_cells
@@ -302,6 +303,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from dataclasses import replace
 from nsr.experiments import segmentation as experiment
+from nsr.experiments import segmentation_runs as runs
 from nsr.experiments.segmentation_cells import SegmentationCell
 from nsr.experiments.segmentation_task import TASKS
 
@@ -324,3 +326,15 @@ assert all(torch.equal(weights[name], value) for name, value in resumed.model.st
         [sys.executable, "-c", script, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_stacks_are_not_torn_apart() -> None:
+    def groups(sizes: list[int], together: int) -> list[list[int]]:
+        cells = [[SegmentationCell("tome", "1.8x", "nsr", 10 * n + i) for i in range(k)] for n, k in enumerate(sizes)]
+        return [[cell.seed for cell in group] for group in runs._groups(cells, together)]
+
+    assert groups([1, 2, 2, 1], 3) == [[0, 10, 11], [20, 21, 30]]
+    assert groups([2, 2, 2], 5) == [[0, 1, 10, 11], [20, 21]]
+    assert groups([5], 2) == [[0, 1], [2, 3], [4]]
+    assert groups([1, 1, 1], 1) == [[0], [10], [20]]
+    assert groups([], 4) == []

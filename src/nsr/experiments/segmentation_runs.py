@@ -1,7 +1,7 @@
 """The segmentation experiments as runs that leave one result a cell: what exists is not run again."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,7 @@ def run_table(
             say(f"{task} {cell.name}: there already")
         else:
             todo.append(cell)
-    todo = [cell for stack in lab.stacks(todo, protocol) for cell in stack]
-    for first in range(0, len(todo), together):
-        group = todo[first : first + together]
+    for group in _groups(lab.stacks(todo, protocol), together):
         say(f"{task} {', '.join(cell.name for cell in group)}: training for {protocol.epochs} epochs")
         planned = {cell: _planned(lab, cell, protocol, len(group)) for cell in group}
         drawn_to = tensorboard if lab.group.writes else None
@@ -77,6 +75,20 @@ def run_table(
                 say(f"{task} {cell.name}: mIoU {100 * outcome.metrics['miou']:.2f} after {seconds:.1f} s")
                 if with_numerics and cell.variant == "nsr":
                     _write_numerics(lab, results, cell, outcome.model, say)
+
+
+def _groups(stacks: Sequence[Sequence[SegmentationCell]], together: int) -> Iterator[list[SegmentationCell]]:
+    """Whole stacks side by side as long as they have at most ``together`` cells; a larger one is cut."""
+    group: list[SegmentationCell] = []
+    for stack in stacks:
+        for first in range(0, len(stack), together):
+            part = stack[first : first + together]
+            if len(group) + len(part) > together:
+                yield group
+                group = []
+            group = [*group, *part]
+    if group:
+        yield group
 
 
 def run_numerics(

@@ -16,8 +16,8 @@ CHECKS = Path(__file__).with_name("token_checks.py")
 
 GROUPS = [
     ("check_tome", "check_descending"),
-    ("check_pitome", "check_mpm"),
-    ("check_merge", "check_merge_gradient", "check_residual_gradient"),
+    ("check_features", "check_pitome", "check_mpm"),
+    ("check_merge", "check_merge_gradient", "check_residual_gradient", "check_spread"),
     ("check_attention", "check_model"),
 ]
 

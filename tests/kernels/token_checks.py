@@ -4,6 +4,7 @@ On a CPU the kernels run under Triton's interpreter. ``TRITON_INTERPRET`` must b
 :mod:`test_token_kernels` runs this file as a program of its own. Every check draws fresh inputs from the seed.
 """
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from torch import Tensor
 from nsr.kernels import tokens as kernels
 from nsr.tokens import MPM, MergedViT, MergePlan, PiToMe, TokenBranch, TokenResidual, ToMe
 from nsr.tokens.attention import biased_attention_reference
-from nsr.tokens.matching import descending, unit
+from nsr.tokens.branch import EventCodes, spread_codes
+from nsr.tokens.matching import descending
 from nsr.tokens.mpm import mpm_plan, nearest_other
 from nsr.tokens.pitome import pitome_energy, pitome_plan
+from nsr.tokens.similarity import compared, grid_cosine, grid_features
 from nsr.tokens.tome import tome_plan
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -76,7 +79,26 @@ def check_pitome() -> None:
             for metric in metrics(2, length)[:4]:
                 both(partial(pitome_plan, metric, r, margin=0.4, protect=protect, num_prefix=prefix))
     x = torch.randn(2, 70, 32)
-    torch.testing.assert_close(kernels.energy(x, 0.6), pitome_energy(unit(x), 0.6), rtol=1e-5, atol=1e-6)
+    x[1, 3] = torch.nan
+    terms = kernels.split_features(x.unsqueeze(1))
+    assert torch.equal(kernels.energy(terms, 0.6), pitome_energy(x, 0.6))
+
+
+def check_features() -> None:
+    for kind in DTYPES:
+        for width in (16, 64, 192, 200):
+            keys = torch.randn(2, 37, 3, width).to(kind).transpose(1, 2) * torch.rand(37, 1)
+            keys[0, :, 5] = 0.0
+            high, low = kernels.split_features(keys).double().unbind(2)
+            expected = grid_features(compared(keys))
+            bits = kernels.low_bits(width)
+            assert torch.equal(high * 2**bits + low, expected.double())
+            assert high.abs().max() <= 2**11
+            assert low.abs().max() <= 2 ** (bits - 1)
+            x = torch.cat([keys[:, 0], keys[:, 0] + 1e-3 * torch.randn_like(keys[:, 0])], dim=1)
+            features = grid_features(x)
+            best, _ = kernels.best_match(kernels.split_features(x.unsqueeze(1)), None, None, 0, 37, 37, 37, 1, False)
+            assert torch.equal(best, grid_cosine(features[:, :37], features[:, 37:]).amax(-1))
 
 
 def check_mpm() -> None:
@@ -175,6 +197,23 @@ def check_residual_gradient() -> None:
                 grads.append(torch.autograd.grad(loss, [leaf, *branch.parameters()]))
             for mine, expected in zip(*grads, strict=True):
                 assert (mine - expected).norm() <= 1e-5 * expected.norm()
+
+
+def check_spread() -> None:
+    length, events = 70, []
+    for r in (20, 11, 9):
+        with kernels.token_kernels(True):
+            plan = tome_plan(torch.randn(2, length, 16), r, num_prefix=2)
+        assert plan is not None
+        events.append(EventCodes(torch.randn(2, length, 20, requires_grad=True), plan))
+        length -= r
+    plain = [event._replace(plan=dataclasses.replace(event.plan, layout=None)) for event in events]
+    fast, expected = spread_codes(events, 2), spread_codes(plain, 2)
+    torch.testing.assert_close(fast, expected)
+    weight = torch.randn_like(fast)
+    leaves = [event.codes for event in events]
+    grads = [torch.autograd.grad((out * weight).sum(), leaves) for out in (fast, expected)]
+    torch.testing.assert_close(*grads)
 
 
 def check_attention() -> None:

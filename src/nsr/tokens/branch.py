@@ -15,8 +15,9 @@ Only members of groups of two or more are encoded; everybody else's code is exac
 so its ``y`` part is one product a group instead of one a member.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -201,9 +202,12 @@ class SpatialDecoder(Branch):
         nn.init.zeros_(self.decoder.weight)
 
     def forward(self, accumulated: Tensor) -> Tensor:
-        """The update to add to the unmerged patches, in the format of the weights."""
+        """The update to add to the unmerged patches, in the format of the codes or of the weights, the narrower one."""
+        weight = self.decoder.weight
         with autocast_off(accumulated):
-            return F.linear(accumulated.to(self.decoder.weight.dtype), self.decoder.weight)
+            if weight.dtype.itemsize > accumulated.dtype.itemsize:
+                weight = weight.to(accumulated.dtype)
+            return F.linear(accumulated.to(weight.dtype), weight)
 
 
 def write_back(codes: Tensor, token_of_patch: Tensor) -> Tensor:
@@ -220,6 +224,44 @@ def write_back(codes: Tensor, token_of_patch: Tensor) -> Tensor:
         ``[B, N0, R]``, in at least fp32.
     """
     return _wide(codes).gather(1, token_of_patch.unsqueeze(-1).expand(-1, -1, codes.shape[-1]))
+
+
+class EventCodes(NamedTuple):
+    """What one event leaves to the spatial path.
+
+    Attributes:
+        codes: Of the tokens ahead of it, ``[B, N, R]``; ``None`` where its branch is off.
+        plan: Where it sends them.
+    """
+
+    codes: Tensor | None
+    plan: MergePlan
+
+
+def spread_codes(events: Sequence[EventCodes], num_prefix: int) -> Tensor:
+    r"""The spatial path of all events, in order: :func:`write_back` of each, summed.
+
+    .. math:: S_p = \sum_e c_e[\tau_e(p)], \qquad \tau_1(p) = num\_prefix + p, \quad \tau_{e+1}(p) = group_e[\tau_e(p)]
+
+    Args:
+        events: At least one with codes.
+        num_prefix: Leading tokens, which cover no patch.
+
+    Returns:
+        ``[B, N0, R]``; in at least fp32, or where kernels do it all at once in the format of the codes.
+    """
+    codes = [event.codes for event in events if event.codes is not None]
+    layouts = [event.plan.layout for event in events if event.plan.layout is not None]
+    if len(codes) == len(layouts) == len(events) and codes[0].dtype != torch.float64:
+        return kernels.spread(codes, layouts, num_prefix)
+    first = events[0].plan.group
+    token = torch.arange(num_prefix, first.shape[1], device=first.device).expand(first.shape[0], -1)
+    written = []
+    for event in events:
+        if event.codes is not None:
+            written.append(write_back(event.codes, token))
+        token = event.plan.route(token)
+    return sum(written[1:], start=written[0])
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from nsr.kernels import tokens as kernels
-from nsr.tokens.matching import cosine, leader_plan, unit
+from nsr.tokens.matching import leader_plan
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule, require_count, require_layers
+from nsr.tokens.similarity import grid_cosine, grid_features
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,10 @@ def nearest_other(tokens: Tensor, valid: Tensor | None) -> Tensor:
     """
     count = tokens.shape[1]
     if kernels.use_kernels(tokens):
-        return kernels.best_match(tokens, None, valid, 0, count, 0, count, 1, True)[1]
-    features = unit(tokens)
-    similarity = cosine(features, features)  # shape: [B, P, P]
+        terms = kernels.split_features(tokens.unsqueeze(1))
+        return kernels.best_match(terms, None, valid, 0, count, 0, count, 1, True)[1]
+    features = grid_features(tokens)
+    similarity = grid_cosine(features, features)  # shape: [B, P, P]
     similarity.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
     if valid is not None:
         similarity.masked_fill_(~valid.unsqueeze(1), -torch.inf)

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from nsr.kernels import tokens as kernels
-from nsr.tokens.matching import bipartite_plan, cosine, descending, unit
+from nsr.tokens.matching import bipartite_plan, descending
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule, require_unpadded
+from nsr.tokens.similarity import compared, grid_cosine, grid_features, heads_of
 
 _MARGIN = 0.75
 
@@ -67,7 +68,7 @@ class PiToMe(MergeRule):
         require_unpadded("PiToMe", valid)
         return pitome_plan(
             metric,
-            self.merge_count(layer, metric.shape[1] - num_prefix, depth),
+            self.merge_count(layer, metric.shape[-2] - num_prefix, depth),
             margin=_MARGIN - _MARGIN * layer / depth,
             protect=layer >= depth // 2,
             size=size,
@@ -85,16 +86,19 @@ def pitome_energy(features: Tensor, margin: float) -> Tensor:
 
     .. math:: E_i = \frac{1}{P} \sum_j \mathrm{ELU}(\cos(x_i, x_j) - m)
 
+    Terms are rounded to multiples of a small unit, which makes their sum exact in any order; a NaN counts 0.
+
     Args:
-        features: Unit features of the patch tokens, ``[B, P, D]``.
+        features: Of the patch tokens, ``[B, P, D]``, of any length.
         margin: ``m``.
 
     Returns:
         ``[B, P]``.
     """
-    # in place: the one P x P matrix is all the memory this takes
-    similarity = cosine(features, features).sub_(margin)
-    return F.elu(similarity, inplace=True).mean(dim=-1)
+    features, units = grid_features(features), kernels.energy_units(features.shape[1])
+    over = grid_cosine(features, features).double().sub_(torch.tensor(margin, dtype=torch.float32, device="cpu"))
+    terms = torch.where(over > 0, over, over.exp() - 1).mul_(units).round_()
+    return terms.where(~terms.isnan(), 0.0).sum(dim=-1).float() * (1 / (units * features.shape[1]))
 
 
 def pitome_plan(
@@ -111,7 +115,7 @@ def pitome_plan(
     Weights are :math:`t_i = s_i / \sum s`.
 
     Args:
-        metric: What is compared, ``[B, N, D]``.
+        metric: What is compared, ``[B, N, D]``, or ``[B, H, N, D]``: the mean over heads.
         r: Tokens to remove, at most half of the patch tokens.
         margin: See :func:`pitome_energy`.
         protect: Whether tokens of low energy are protected.
@@ -121,22 +125,27 @@ def pitome_plan(
     Returns:
         The plan, or ``None`` where ``r`` is 0.
     """
-    num_patches = metric.shape[1] - num_prefix
+    num_patches = metric.shape[-2] - num_prefix
     if not 0 <= 2 * r <= num_patches:
         raise ValueError(f"r must lie between 0 and half of the {num_patches} patch tokens, got {r}.")
     if r == 0:
         return None
-    patches = metric.detach()[:, num_prefix:]
+    patches = metric.detach()[..., num_prefix:, :]
     fused = kernels.use_kernels(patches)
-    energy = kernels.energy(patches, margin) if fused else pitome_energy(unit(patches), margin)
+    if fused:
+        terms = kernels.split_features(heads_of(patches))
+        energy = kernels.energy(terms, margin)
+    else:
+        patches = compared(patches)
+        energy = pitome_energy(patches, margin)
     rank = descending(energy)  # shape: [B, P]
     taking_part = rank[:, : 2 * r] if protect else rank
     a, b = taking_part[:, ::2], taking_part[:, 1::2]
     if fused:
-        best, partner = kernels.best_match(patches, rank, None, 0, a.shape[1], 1, b.shape[1], 2, False)
+        best, partner = kernels.best_match(terms, rank, None, 0, a.shape[1], 1, b.shape[1], 2, False)
     else:
-        features = unit(patches)
-        best, partner = cosine(_take(features, a), _take(features, b)).max(dim=-1)  # shape: [B, A]
+        features = grid_features(patches)
+        best, partner = grid_cosine(_take(features, a), _take(features, b)).max(dim=-1)  # shape: [B, A]
     if protect:
         kept, source = rank[:, 2 * r :], a
     else:

@@ -51,7 +51,8 @@ class MergeRule(ABC):
         """The merge at ``layer``, or ``None`` where there is no event.
 
         Args:
-            metric: What the rule compares, ``[B, N, D]``, prefix tokens included.
+            metric: What the rule compares, ``[B, N, D]``, prefix tokens included; keys as ``[B, H, N, D]``, of which
+                the mean over heads is compared.
             layer: Block, counted from 0.
             depth: Blocks of the ViT.
             size: Original patches each token stands for, ``[B, N]``; all 1 if not given.

@@ -6,9 +6,10 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from nsr.kernels import tokens as kernels
-from nsr.tokens.matching import alternate, bipartite_plan, cosine, descending, unit
+from nsr.tokens.matching import alternate, bipartite_plan, descending
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule, require_count, require_unpadded
+from nsr.tokens.similarity import compared, grid_cosine, grid_features, heads_of
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def tome_plan(metric: Tensor, r: int, *, size: Tensor | None = None, num_prefix:
     Several prefix tokens count as one position and stay in front, see :func:`~nsr.tokens.matching.alternate`.
 
     Args:
-        metric: What is compared, ``[B, N, D]``.
+        metric: What is compared, ``[B, N, D]``, or ``[B, H, N, D]``: the mean over heads.
         r: Tokens to remove, at most ``P // 2``.
         size: Original patches each token stands for, ``[B, N]``; all 1 if not given.
         num_prefix: Leading tokens that never merge.
@@ -71,16 +72,16 @@ def tome_plan(metric: Tensor, r: int, *, size: Tensor | None = None, num_prefix:
     Returns:
         The plan, or ``None`` where ``r`` or ``P // 2`` is 0.
     """
-    batch, length, _ = metric.shape
+    batch, length = metric.shape[0], metric.shape[-2]
     r = tome_merge_count(length - num_prefix, r)
     if r == 0:
         return None
     if kernels.use_kernels(metric):
-        layout = kernels.tome_layout(metric.detach(), None if size is None else size.detach(), r, num_prefix)
+        layout = kernels.tome_layout(heads_of(metric).detach(), None if size is None else size.detach(), r, num_prefix)
         return MergePlan(layout.group, layout.share, length - r, 2 * r, size=layout.size, layout=layout)
     at_a, at_b = alternate(length, num_prefix, metric.device)
-    features = unit(metric.detach())
-    best, partner = cosine(features[:, at_a], features[:, at_b]).max(dim=-1)  # shape: [B, A]
+    features = grid_features(compared(metric))
+    best, partner = grid_cosine(features[:, at_a], features[:, at_b]).max(dim=-1)  # shape: [B, A]
     order = descending(best)
     return bipartite_plan(
         kept=at_a[order[:, r:].sort(dim=1).values],

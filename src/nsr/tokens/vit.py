@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nsr.tokens import host
 from nsr.tokens.attention import key_bias
-from nsr.tokens.branch import SpatialDecoder, TokenBranch, TokenResidual, write_back
+from nsr.tokens.branch import EventCodes, SpatialDecoder, TokenBranch, TokenResidual, spread_codes
 from nsr.tokens.dtem import DTEM
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule
@@ -38,14 +38,14 @@ class TokenState(NamedTuple):
         size: Patches each token stands for, ``[B, N]``; ``None`` while all are 1.
         valid: Which tokens are real, ``[B, N]``; ``None`` while all are.
         token_of_patch: The token that covers each patch, ``[B, N0]``; ``None`` while nothing has merged.
-        codes: Spatial codes, ``[B, N0, R]``; ``None`` while there are none.
+        codes: What each event so far leaves to the spatial path, see :func:`~nsr.tokens.branch.spread_codes`.
     """
 
     x: Tensor
     size: Tensor | None = None
     valid: Tensor | None = None
     token_of_patch: Tensor | None = None
-    codes: Tensor | None = None
+    codes: tuple[EventCodes, ...] = ()
 
 
 class MergedViT(nn.Module):
@@ -189,8 +189,8 @@ class MergedViT(nn.Module):
         if state.token_of_patch is None:
             return x
         patches = x.gather(1, state.token_of_patch.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-        if self.spatial is not None and self.spatial.enabled and state.codes is not None:
-            patches = patches + self.spatial(state.codes).to(patches.dtype)
+        if self.spatial is not None and self.spatial.enabled and any(event.codes is not None for event in state.codes):
+            patches = patches + self.spatial(spread_codes(state.codes, self.num_prefix_tokens)).to(patches.dtype)
         return torch.cat([x[:, : self.num_prefix_tokens], patches], dim=1)
 
     def _step(self, index: int, state: TokenState, grid: tuple[int, int], observe: Observer | None) -> TokenState:
@@ -210,10 +210,10 @@ class MergedViT(nn.Module):
         return state._replace(x=host.mlp_half(block, state.x))
 
     def _metric(self, index: int, attended: host.Attended) -> Tensor:
-        """What the rule compares, ``[B, N, E]``."""
+        """What the rule compares, ``[B, N, E]``; keys with their heads, ``[B, H, N, E]``."""
         assert self.merger is not None
         if self.merger.metric == "keys":
-            return attended.keys.mean(dim=1)
+            return attended.keys
         if self.merger.metric == "learned":
             return self.embeddings[str(index)](attended.normed)
         return attended.x
@@ -254,9 +254,7 @@ class MergedViT(nn.Module):
             tokens, member_codes = branch.merge(plan, x)
         else:
             tokens = plan.merge(x)
-        if member_codes is not None and self.spatial is not None and self.spatial.enabled:
-            written = write_back(member_codes, token_of_patch)
-            codes = written if codes is None else codes + written
+        codes = (*codes, EventCodes(member_codes, plan))
         return TokenState(tokens, merged_size, plan.valid, plan.route(token_of_patch), codes)
 
     def _branch(self, index: int, grid: tuple[int, int]) -> TokenBranch | None:

@@ -7,9 +7,10 @@ Every function is an operator that ``torch.compile`` and CUDA graphs take whole;
 from nsr.kernels.tokens.attention import attention
 from nsr.kernels.tokens.choice import needs_grad, token_kernels, use_kernels
 from nsr.kernels.tokens.layout import GroupLayout, lay_out
-from nsr.kernels.tokens.match import best_match, descending, energy, tome_layout
+from nsr.kernels.tokens.match import best_match, descending, energy, energy_units, low_bits, split_features, tome_layout
 from nsr.kernels.tokens.merge import merge
 from nsr.kernels.tokens.residual import BranchWeights, merge_residual
+from nsr.kernels.tokens.spread import spread
 
 __all__ = [
     "BranchWeights",
@@ -18,10 +19,14 @@ __all__ = [
     "best_match",
     "descending",
     "energy",
+    "energy_units",
     "lay_out",
+    "low_bits",
     "merge",
     "merge_residual",
     "needs_grad",
+    "split_features",
+    "spread",
     "token_kernels",
     "tome_layout",
     "use_kernels",

@@ -87,7 +87,7 @@ def attend_backward_queries(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """``dq`` of one tile of queries, and its ``δ``; programs are (tile, sample and head). ``scale`` includes log2(e)."""
+    """``dq`` and ``δ`` of one tile of queries; programs are (tile, sample and head). ``scale`` includes log2(e)."""
     sample = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
     q_ptr += sample * x_batch + head * x_head

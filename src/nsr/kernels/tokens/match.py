@@ -4,6 +4,7 @@ Each equals a line or two of the plain rules (:mod:`nsr.tokens.matching` and the
 included: among equals the lowest index comes first, and NaN is greater than every number.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -12,9 +13,35 @@ from torch import Tensor
 from nsr.kernels.tokens.layout import GroupLayout, empty_layout
 
 
+@torch.library.custom_op("nsr::split_features", mutates_args=())
+def split_features(x: Tensor) -> Tensor:
+    """Both terms of the grid features of the mean over heads: ``[B, H, N, D] -> [B, N, 2, D]``, float16.
+
+    They are those of :func:`nsr.tokens.similarity.grid_features`.
+    """
+    import triton
+
+    from nsr.kernels.tokens.match_kernels import split_features as kernel
+
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    batch, heads, length, width = x.shape
+    terms = x.new_empty(batch, length, 2, width, dtype=torch.float16)
+    kernel[(triton.cdiv(length, 16), batch)](
+        x, terms, x.stride(0), x.stride(1), x.stride(2), heads, 1 / heads, length,
+        LOW=low_bits(width), WIDTH=width, BLOCK_D=triton.next_power_of_2(width), BLOCK_N=16, num_warps=4,
+        enable_fp_fusion=False,  # a product is rounded before anything is added to it
+    )  # fmt: skip
+    return terms
+
+
+@split_features.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[2], 2, x.shape[3], dtype=torch.float16)
+
+
 @torch.library.custom_op("nsr::best_match", mutates_args=())
 def best_match(
-    x: Tensor,
+    terms: Tensor,
     order: Tensor | None,
     valid: Tensor | None,
     first_a: int,
@@ -30,7 +57,7 @@ def best_match(
     ``first_b + step j``.
 
     Args:
-        x: Features of the tokens, ``[B, N, D]``; their lengths do not matter.
+        terms: Grid features of the tokens, ``[B, N, 2, D]``, see :func:`split_features`.
         order: Token at each rank, ``[B, R]``, int64; rank and token are the same if not given.
         valid: Tokens that may be chosen, ``[B, N]``, bool; all if not given.
         first_a: Rank of the first a.
@@ -47,15 +74,15 @@ def best_match(
 
     from nsr.kernels.tokens.match_kernels import best_match as kernel
 
-    x = _rows(x)
+    batch, length = terms.shape[:2]
     order = None if order is None else order.contiguous()
     mask = None if valid is None else valid.contiguous().view(torch.uint8)
-    best = x.new_empty(x.shape[0], count_a, dtype=torch.float32)
-    partner = x.new_empty(x.shape[0], count_a, dtype=torch.int64)
-    tile = _tile(x)
-    kernel[(triton.cdiv(count_a, tile["BLOCK_A"]), x.shape[0])](
-        x, x if order is None else order, x if mask is None else mask, best, partner,
-        x.stride(0), x.stride(1), 0 if order is None else order.shape[1], 0 if mask is None else mask.shape[1],
+    best = terms.new_empty(batch, count_a, dtype=torch.float32)
+    partner = terms.new_empty(batch, count_a, dtype=torch.int64)
+    tile = _tile(terms)
+    kernel[(triton.cdiv(count_a, tile["BLOCK_A"]), batch)](
+        terms, terms if order is None else order, terms if mask is None else mask, best, partner,
+        length, 0 if order is None else order.shape[1], 0 if mask is None else mask.shape[1],
         count_a, count_b, first_a, first_b, step,
         ORDERED=order is not None, MASKED=mask is not None, NOT_SELF=not_self, **tile,
     )  # fmt: skip
@@ -63,30 +90,36 @@ def best_match(
 
 
 @best_match.register_fake
-def _(x: Tensor, order: Tensor | None, valid: Tensor | None, first_a: int, count_a: int, *_: Any) -> tuple:
-    shape = (x.shape[0], count_a)
-    return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int64)
+def _(terms: Tensor, order: Tensor | None, valid: Tensor | None, first_a: int, count_a: int, *_: Any) -> tuple:
+    shape = (terms.shape[0], count_a)
+    return terms.new_empty(shape, dtype=torch.float32), terms.new_empty(shape, dtype=torch.int64)
 
 
 @torch.library.custom_op("nsr::pitome_energy", mutates_args=())
-def energy(x: Tensor, margin: float) -> Tensor:
-    r"""``mean_j ELU(cos(x_i, x_j) - margin)``: ``[B, P, D] -> [B, P]`` in fp32; lengths do not matter."""
+def energy(terms: Tensor, margin: float) -> Tensor:
+    """``mean_j ELU(cos(x_i, x_j) - margin)`` of grid features: ``[B, P, 2, D] -> [B, P]`` in fp32."""
     import triton
 
     from nsr.kernels.tokens.match_kernels import energy as kernel
 
-    x = _rows(x)
-    batch, count, _ = x.shape
-    out = x.new_empty(batch, count, dtype=torch.float32)
-    tile = _tile(x)
+    batch, count = terms.shape[:2]
+    out = terms.new_empty(batch, count, dtype=torch.float32)
+    tile = _tile(terms)
     grid = (triton.cdiv(count, tile["BLOCK_A"]), batch)
-    kernel[grid](x, out, x.stride(0), x.stride(1), count, margin, **tile)
+    margin = torch.tensor(margin, dtype=torch.float32, device="cpu").item()
+    units = energy_units(count)
+    kernel[grid](terms, out, count, margin, units, 1 / (units * count), **tile)
     return out
 
 
+def energy_units(count: int) -> float:
+    """In how many units 1 is cut, so that the sum of ``count`` terms below 2 is exact in 32 bits."""
+    return 2.0 ** (30 - count.bit_length())
+
+
 @energy.register_fake
-def _(x: Tensor, margin: float) -> Tensor:
-    return x.new_empty(x.shape[:2], dtype=torch.float32)
+def _(terms: Tensor, margin: float) -> Tensor:
+    return terms.new_empty(terms.shape[:2], dtype=torch.float32)
 
 
 @torch.library.custom_op("nsr::descending", mutates_args=())
@@ -110,12 +143,12 @@ def _(score: Tensor) -> Tensor:
 
 
 def tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -> GroupLayout:
-    """ToMe's merge of ``r`` tokens, keys to layout in two kernels.
+    """ToMe's merge of ``r`` tokens, keys to layout in three kernels.
 
     The plan is that of :func:`nsr.tokens.tome.tome_plan`.
 
     Args:
-        metric: What is compared, ``[B, N, D]``.
+        metric: What is compared, ``[B, H, N, D]``: its mean over ``H``.
         size: Sizes of the tokens, ``[B, N]``; all 1 if not given.
         r: Tokens to remove, at least 1 and at most ``P // 2``.
         num_prefix: Leading tokens that never merge.
@@ -131,11 +164,11 @@ def _tome_layout(
 
     from nsr.kernels.tokens.match_kernels import tome_layout as kernel
 
-    batch, length, _ = metric.shape
+    batch, _, length, _ = metric.shape
     first_a, first_b = num_prefix + (num_prefix > 0), num_prefix + (num_prefix == 0)
     count_a, count_b = (length - first_a + 1) // 2, (length - first_b + 1) // 2
     assert length < 1 << 15, "both ends of a match share one 32-bit number"
-    best, partner = best_match(metric, None, None, first_a, count_a, first_b, count_b, 2, False)
+    best, partner = best_match(split_features(metric), None, None, first_a, count_a, first_b, count_b, 2, False)
     group = partner.new_empty(batch, length)
     share, order, start, total = empty_layout(group, length - r)
     keys, counts = order.new_empty(batch, r), order.new_empty(batch, count_b)
@@ -151,28 +184,27 @@ def _tome_layout(
 
 @_tome_layout.register_fake
 def _(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    group = metric.new_empty(metric.shape[:2], dtype=torch.int64)
-    return group, *empty_layout(group, metric.shape[1] - r)
+    batch, _, length, _ = metric.shape
+    group = metric.new_empty(batch, length, dtype=torch.int64)
+    return group, *empty_layout(group, length - r)
 
 
-def _rows(x: Tensor) -> Tensor:
-    """Tokens whose features lie side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def low_bits(width: int) -> int:
+    """Bits of the finer term of grid features of this width: as many as keep the sums exact."""
+    return min(11, 13 - math.ceil(math.log2(width) / 2))
 
 
-def _tile(x: Tensor) -> dict[str, Any]:
-    """How the score tiles of features like ``x`` are cut."""
+def _tile(terms: Tensor) -> dict[str, Any]:
+    """How score tiles are cut."""
     import triton
 
-    width = max(16, triton.next_power_of_2(x.shape[-1]))
-    row_bytes = width * x.element_size()
-    side = 64 if row_bytes <= 512 else 32  # two tiles and their TF32 terms fit into shared memory
+    width = terms.shape[-1]
     return {
-        "WIDTH": x.shape[-1],
-        "BLOCK_D": width,
-        "BLOCK_A": side,
-        "BLOCK_B": side,
-        "PRECISION": "tf32x3",  # of fp32 features: three TF32 products are as good as fp32's own
+        "LOW": low_bits(width),
+        "WIDTH": width,
+        "BLOCK_C": min(64, max(16, triton.next_power_of_2(width))),
+        "BLOCK_A": 64,
+        "BLOCK_B": 64,
         "num_warps": 4,
-        "num_stages": 3 if row_bytes <= 256 else 1,
+        "num_stages": 2,
     }

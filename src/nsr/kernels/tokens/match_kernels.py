@@ -1,7 +1,7 @@
 """Matching without a matrix in memory: score tiles, and what is reduced from them before the next one.
 
-Cosines are products of the raw features divided by the lengths afterwards: half-precision products are exact in fp32,
-so the scores have fp32's precision at the tensor cores' full rate. A NaN counts as infinity, above every number.
+Scores are the grid cosines of :mod:`nsr.tokens.similarity`: every sum of products is exact, so tensor cores give the
+bits that any other order of adding would. A NaN counts as infinity, above every number.
 """
 
 # A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
@@ -10,9 +10,52 @@ so the scores have fp32's precision at the tensor cores' full rate. A NaN counts
 import triton
 import triton.language as tl
 
-from nsr.kernels.tokens.blocks import dot, load_rows
+from nsr.kernels.tokens.blocks import dot
 
 EPS = tl.constexpr(1e-6)
+
+
+@triton.jit
+def split_features(
+    x_ptr,
+    terms_ptr,
+    x_batch,
+    x_head,
+    x_row,
+    heads,
+    inverse_heads,
+    length,
+    LOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The mean over heads, as unit features on the grid, in two terms; programs are (tile of tokens, sample)."""
+    sample = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    mask = (i < length)[:, None] & (d < WIDTH)[None, :]
+    at = sample * x_batch + i.to(tl.int64)[:, None] * x_row + d[None, :]
+    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    for head in range(1, heads):
+        x += tl.load(x_ptr + at + head * x_head, mask=mask, other=0.0).to(tl.float32)
+    if heads > 1:
+        x = (x * inverse_heads).to(x_ptr.dtype.element_ty).to(tl.float32)
+    wide = x.to(tl.float64)
+    length_of = tl.maximum(tl.sqrt(tl.sum(wide * wide, 1)), EPS)
+    scale = (tl.full([BLOCK_N], 2.0 ** (11 + LOW), tl.float64) / length_of).to(tl.float32)
+    value = to_nearest(x * scale[:, None])
+    high = to_nearest(value * 2.0**-LOW)
+    row = terms_ptr + ((sample * length + i) * (2 * WIDTH))[:, None] + d[None, :]
+    tl.store(row, high.to(tl.float16), mask=mask)
+    tl.store(row + WIDTH, (value - high * 2.0**LOW).to(tl.float16), mask=mask)
+
+
+@triton.jit
+def to_nearest(x):
+    """The nearest integer, of two the even one; of numbers below 2^22 in float32."""
+    # the sum has no room for a fraction
+    return (x + 12582912.0) - 12582912.0
 
 
 @triton.jit
@@ -25,21 +68,66 @@ def tokens_at(order_ptr, rank, inside, ORDERED: tl.constexpr):
 
 
 @triton.jit
-def inverse_length(x):
-    """``1 / max(|x|, eps)`` of each row."""
-    wide = x.to(tl.float32)
-    return 1.0 / tl.maximum(tl.sqrt(tl.sum(wide * wide, 1)), EPS)
+def load_terms(terms_ptr, token, inside, c, WIDTH: tl.constexpr):
+    """Channels ``c`` of both terms of some tokens."""
+    at = terms_ptr + (token.to(tl.int64) * (2 * WIDTH))[:, None] + c[None, :]
+    mask = inside[:, None] & (c < WIDTH)[None, :]
+    return tl.load(at, mask=mask, other=0.0), tl.load(at + WIDTH, mask=mask, other=0.0)
+
+
+@triton.jit
+def grid_products(state, a, b):
+    """Add the products of some channels to the three sums."""
+    coarse, mixed, fine = state
+    a_high, a_low = a
+    b_high, b_low = b
+    coarse += dot(a_high, tl.trans(b_high), "ieee")
+    mixed += dot(a_high, tl.trans(b_low), "ieee")
+    mixed += dot(a_low, tl.trans(b_high), "ieee")
+    fine += dot(a_low, tl.trans(b_low), "ieee")
+    return coarse, mixed, fine
+
+
+@triton.jit
+def score_tile(
+    terms_ptr,
+    token_a,
+    inside_a,
+    token_b,
+    inside_b,
+    LOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """The cosines of two tiles of tokens, ``[a, b]``, correctly rounded: three exact sums make one number."""
+    zeros = tl.zeros([BLOCK_A, BLOCK_B], tl.float32)
+    state = (zeros, zeros, zeros)
+    for begin in tl.static_range(0, WIDTH, BLOCK_C):
+        c = begin + tl.arange(0, BLOCK_C)
+        a = load_terms(terms_ptr, token_a, inside_a, c, WIDTH)
+        b = load_terms(terms_ptr, token_b, inside_b, c, WIDTH)
+        state = grid_products(state, a, b)
+    coarse, mixed, fine = state
+    # What a rounding loses is found exactly and added again, so that only the last one counts.
+    high = coarse * 4.0**LOW
+    rest = mixed * 2.0**LOW + fine
+    lost = (mixed * 2.0**LOW - rest) + fine
+    total = high + rest
+    part = total - high
+    lost += (high - (total - part)) + (rest - part)
+    return (total + lost) * 4.0 ** (-11 - LOW)
 
 
 @triton.jit
 def best_match(
-    x_ptr,
+    terms_ptr,
     order_ptr,
     valid_ptr,
     best_ptr,
     partner_ptr,
-    x_batch,
-    x_row,
+    length,
     order_batch,
     valid_batch,
     count_a,
@@ -47,25 +135,24 @@ def best_match(
     first_a,
     first_b,
     step,
+    LOW: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
     ORDERED: tl.constexpr,
     MASKED: tl.constexpr,
     NOT_SELF: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """The highest cosine of each a among all b, and the first b that has it; programs are (tile of a, sample)."""
     sample = tl.program_id(1).to(tl.int64)
-    x_ptr += sample * x_batch
+    terms_ptr += sample * length * (2 * WIDTH)
     order_ptr += sample * order_batch
     valid_ptr += sample * valid_batch
     i = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)
     column = tl.arange(0, BLOCK_B)
     inside_a = i < count_a
-    d = tl.arange(0, BLOCK_D)
-    a = load_rows(x_ptr, tokens_at(order_ptr, first_a + step * i, inside_a, ORDERED), inside_a, x_row, d, WIDTH)
+    token_a = tokens_at(order_ptr, first_a + step * i, inside_a, ORDERED)
 
     # Every lane keeps the best of its own column; columns are compared once, at the end.
     best = tl.full([BLOCK_A, BLOCK_B], float("-inf"), tl.float32)
@@ -74,8 +161,7 @@ def best_match(
         j = begin + column
         inside_b = j < count_b
         token_b = tokens_at(order_ptr, first_b + step * j, inside_b, ORDERED)
-        b = load_rows(x_ptr, token_b, inside_b, x_row, d, WIDTH)
-        score = dot(a, tl.trans(b), PRECISION) * inverse_length(b)[None, :]
+        score = score_tile(terms_ptr, token_a, inside_a, token_b, inside_b, LOW, WIDTH, BLOCK_C, BLOCK_A, BLOCK_B)
         score = tl.where(score != score, float("inf"), score)
         allowed = inside_b
         if MASKED:
@@ -88,7 +174,6 @@ def best_match(
         tile = tl.where(better, begin, tile)
     top = tl.max(best, 1)
     partner = tl.min(tl.where(best == top[:, None], tile + column[None, :], count_b), 1)
-    top = tl.where(tl.abs(top) == float("inf"), top, top * inverse_length(a))
     at = sample * count_a + i
     tl.store(best_ptr + at, top, mask=inside_a)
     tl.store(partner_ptr + at, tl.minimum(partner, count_b - 1).to(tl.int64), mask=inside_a)
@@ -96,34 +181,36 @@ def best_match(
 
 @triton.jit
 def energy(
-    x_ptr,
+    terms_ptr,
     energy_ptr,
-    x_batch,
-    x_row,
     count,
     margin,
+    units,
+    inverse,
+    LOW: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    """``mean_j ELU(cos(x_i, x_j) - margin)``; programs are (tile of i, sample)."""
+    """``mean_j ELU(cos(x_i, x_j) - margin)``, terms rounded to ``1 / units``; programs are (tile of i, sample).
+
+    The exponential is taken in double precision: rounded to a unit, it is the same number everywhere.
+    """
     sample = tl.program_id(1).to(tl.int64)
-    x_ptr += sample * x_batch
+    terms_ptr += sample * count * (2 * WIDTH)
     i = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)
-    inside_a = i < count
-    d = tl.arange(0, BLOCK_D)
-    a = load_rows(x_ptr, i, inside_a, x_row, d, WIDTH)
-    length_a = inverse_length(a)
-    total = tl.zeros([BLOCK_A, BLOCK_B], tl.float32)
+    total = tl.zeros([BLOCK_A, BLOCK_B], tl.int32)
     for begin in range(0, count, BLOCK_B):
         j = begin + tl.arange(0, BLOCK_B)
-        b = load_rows(x_ptr, j, j < count, x_row, d, WIDTH)
-        over = dot(a, tl.trans(b), PRECISION) * length_a[:, None] * inverse_length(b)[None, :] - margin
+        score = score_tile(terms_ptr, i, i < count, j, j < count, LOW, WIDTH, BLOCK_C, BLOCK_A, BLOCK_B)
+        over = score.to(tl.float64) - margin
         elu = tl.where(over > 0, over, tl.exp(over) - 1.0)
-        total += tl.where((j < count)[None, :], elu, 0.0)
-    tl.store(energy_ptr + sample * count + i, tl.sum(total, 1) / count, mask=inside_a)
+        # the sum has no room for a fraction: a multiple of the unit, rounded as torch.round does
+        elu = (elu * units + 6755399441055744.0) - 6755399441055744.0
+        counts = (score == score) & (j < count)[None, :]
+        total += tl.where(counts, elu, 0.0).to(tl.int32)
+    tl.store(energy_ptr + sample * count + i, tl.sum(total, 1).to(tl.float32) * inverse, mask=i < count)
 
 
 @triton.jit

@@ -15,37 +15,68 @@ from nsr.kernels.tokens.blocks import dot, load_rows, load_weight
 
 
 @triton.jit
+def zero_padding(ptr, order_ptr, end, length, PLACES: tl.constexpr, column, WIDTH: tl.constexpr):
+    """Set the rows of padding to 0: tokens in no group, whose places come after the end of the last one."""
+    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    padding = (place >= end) & (place < length)
+    token = tl.load(order_ptr + place, mask=padding, other=0)
+    zeros = tl.zeros([PLACES, column.shape[0]], tl.float32).to(ptr.dtype.element_ty)
+    at = token.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    tl.store(ptr + at, zeros, mask=padding[:, None] & (column < WIDTH)[None, :])
+
+
+@triton.jit
 def merge(
     x_ptr,
     share_ptr,
     order_ptr,
     start_ptr,
     y_ptr,
+    code_ptr,
     x_batch,
     x_row,
     length,
     num_groups,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    CODE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    CODED: tl.constexpr,
 ):
-    """``y_g = Σ t_i x_i`` in fp32; programs are (tile of groups, sample)."""
+    """``y_g = Σ t_i x_i`` in fp32, all ``t`` 1 if not ``WEIGHTED``; programs are (tile of groups, sample).
+
+    With ``CODED``, codes of tokens that are alone in their group, and of padding, are set to 0.
+    """
     sample = tl.program_id(1).to(tl.int64)
     g = tl.program_id(0) * BLOCK_G + tl.arange(0, BLOCK_G)
     inside = g < num_groups
     start_ptr += sample * (num_groups + 1)
+    order_ptr += sample * length
+    x_ptr += sample * x_batch
     start = tl.load(start_ptr + g, mask=inside, other=0)
     count = tl.load(start_ptr + g + 1, mask=inside, other=0) - start
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     for k in range(0, tl.max(count, 0)):
         active = k < count
-        token = tl.load(order_ptr + sample * length + start + k, mask=active, other=0)
-        share = tl.load(share_ptr + sample * length + token, mask=active, other=0.0)
-        rows = load_rows(x_ptr + sample * x_batch, token, active, x_row, d, WIDTH)
-        total += share[:, None] * rows.to(tl.float32)
+        token = tl.load(order_ptr + start + k, mask=active, other=0)
+        rows = load_rows(x_ptr, token, active, x_row, d, WIDTH).to(tl.float32)
+        if WEIGHTED:
+            rows *= tl.load(share_ptr + sample * length + token, mask=active, other=0.0)[:, None]
+        total += rows
     at = (sample * num_groups + g)[:, None] * WIDTH + d[None, :]
     tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=inside[:, None] & (d < WIDTH)[None, :])
+    if CODED:
+        code_ptr += sample * length * CODE
+        c = tl.arange(0, BLOCK_C)
+        alone = count == 1
+        token = tl.load(order_ptr + start, mask=alone, other=0)
+        zeros = tl.zeros([BLOCK_G, BLOCK_C], tl.float32).to(code_ptr.dtype.element_ty)
+        at = token.to(tl.int64)[:, None] * CODE + c[None, :]
+        tl.store(code_ptr + at, zeros, mask=alone[:, None] & (c < CODE)[None, :])
+        zero_padding(code_ptr, order_ptr, tl.load(start_ptr + num_groups), length, BLOCK_G, c, CODE)
 
 
 @triton.jit
@@ -109,8 +140,12 @@ def spread_gradient(
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    BRANCHED: tl.constexpr,
 ):
-    """The gradient of each member; ``to_x`` and ``to_y`` hold a row a slot. Programs are (tile of groups, sample)."""
+    """The gradient of each member, 0 for padding; programs are (tile of groups, sample).
+
+    With ``BRANCHED``, ``to_x`` and ``to_y`` hold a row a slot.
+    """
     sample = tl.program_id(1).to(tl.int64)
     g = tl.program_id(0) * BLOCK_G + tl.arange(0, BLOCK_G)
     inside = g < num_groups
@@ -119,19 +154,24 @@ def spread_gradient(
     slot_ptr += sample * length
     to_x_ptr += sample * slots * WIDTH
     to_y_ptr += sample * slots * WIDTH
+    grad_x_ptr += sample * length * WIDTH
     start = tl.load(start_ptr + g, mask=inside, other=0)
     count = tl.load(start_ptr + g + 1, mask=inside, other=0) - start
     d = tl.arange(0, BLOCK_D)
     total = load_rows(grad_y_ptr + sample * num_groups * WIDTH, g, inside, WIDTH, d, WIDTH).to(tl.float32)
-    for k in range(0, tl.max(tl.where(count > 1, count, 0), 0)):
-        active = (k < count) & (count > 1)
-        slot = tl.load(slot_ptr + start + k, mask=active, other=0)
-        total += load_rows(to_y_ptr, slot, active, WIDTH, d, WIDTH)
+    if BRANCHED:
+        for k in range(0, tl.max(tl.where(count > 1, count, 0), 0)):
+            active = (k < count) & (count > 1)
+            slot = tl.load(slot_ptr + start + k, mask=active, other=0)
+            total += load_rows(to_y_ptr, slot, active, WIDTH, d, WIDTH).to(tl.float32)
     for k in range(0, tl.max(count, 0)):
         active = k < count
         token = tl.load(order_ptr + start + k, mask=active, other=0)
         share = tl.load(share_ptr + sample * length + token, mask=active, other=0.0)
-        slot = tl.load(slot_ptr + start + k, mask=active, other=-1)
-        rows = share[:, None] * total + load_rows(to_x_ptr, slot, slot >= 0, WIDTH, d, WIDTH)
-        at = (sample * length + token)[:, None] * WIDTH + d[None, :]
+        rows = share[:, None] * total
+        if BRANCHED:
+            slot = tl.load(slot_ptr + start + k, mask=active, other=-1)
+            rows += load_rows(to_x_ptr, slot, slot >= 0, WIDTH, d, WIDTH).to(tl.float32)
+        at = token.to(tl.int64)[:, None] * WIDTH + d[None, :]
         tl.store(grad_x_ptr + at, rows.to(grad_x_ptr.dtype.element_ty), mask=active[:, None] & (d < WIDTH)[None, :])
+    zero_padding(grad_x_ptr, order_ptr, tl.load(start_ptr + num_groups), length, BLOCK_G, d, WIDTH)

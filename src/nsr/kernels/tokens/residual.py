@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nsr.kernels.tokens.layout import GroupLayout
-from nsr.kernels.tokens.merge import merge_rows
+from nsr.kernels.tokens.merge import gather_sums, spread_rows
 
 _EPS = 1e-6
 
@@ -46,11 +46,11 @@ def merge_residual(x: Tensor, layout: GroupLayout, weights: BranchWeights, max_m
         max_merged: Bound on the members of groups of two or more in one sample.
 
     Returns:
-        Tokens ``[B, G, D]`` and codes ``[B, N, R]``, both in the format of ``x``.
+        Tokens ``[B, G, D]`` in the format of ``x`` and codes ``[B, N, R]`` in that of the products.
     """
     kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     *encoder, decoder = weights
-    y, codes = _merge_residual(x, *layout[:4], *encoder, decoder, min(max_merged, x.shape[1]), kind)
+    y, codes, *_ = _merge_residual(x, *layout[:4], *encoder, decoder, min(max_merged, x.shape[1]), kind)
     return y, codes
 
 
@@ -74,7 +74,7 @@ def _merge_residual(
     decoder: Tensor | None,
     slots: int,
     kind: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     import triton
 
     from nsr.kernels.tokens.encode_kernels import encode
@@ -84,10 +84,10 @@ def _merge_residual(
     x = x if x.stride(-1) == 1 else x.contiguous()
     batch, length, width = x.shape
     groups, code = start.shape[1] - 1, encoder.shape[0]
-    y = merge_rows(x, group, share, order, start)
-    codes = x.new_zeros(batch, length, code)
-    tokens, groups_of, _ = _list_members(group, order, start, slots)
-    blocks = _blocks(width, code, gate_in.shape[0], kind, 64 if x.element_size() == 2 else 32)
+    codes = x.new_empty(batch, length, code, dtype=kind)
+    y = gather_sums(x, share, order, start, codes)
+    tokens, groups_of, slot_of_place = _list_members(group, order, start, slots)
+    blocks = _blocks(width, code, gate_in.shape[0], kind)
     encode[(triton.cdiv(slots, blocks["BLOCK_M"]), batch)](
         x, y, tokens, groups_of, codes, *(weight.contiguous() for weight in weights),
         x.stride(0), x.stride(1), length, groups, slots, _EPS, **blocks,
@@ -97,20 +97,25 @@ def _merge_residual(
         decode[(triton.cdiv(groups, 32), batch)](
             codes, share, order, start, decoder.contiguous(), y, length, groups, BLOCK_G=32, num_warps=4, **shared
         )
-    return y, codes
+    return y, codes, tokens, groups_of, slot_of_place
 
 
 @_merge_residual.register_fake
-def _(x: Tensor, group: Tensor, share: Tensor, order: Tensor, start: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, group: Tensor, share: Tensor, order: Tensor, start: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     batch, length, width = x.shape
-    return x.new_empty(batch, start.shape[1] - 1, width), x.new_empty(batch, length, rest[5].shape[0])
+    slots, kind = rest[-2:]
+    codes = x.new_empty(batch, length, rest[5].shape[0], dtype=kind)
+    members = [order.new_empty(batch, slots) for _ in range(2)]
+    return x.new_empty(batch, start.shape[1] - 1, width), codes, *members, torch.empty_like(order)
 
 
 @torch.library.custom_op("nsr::merge_residual_backward", mutates_args=())
 def _merge_residual_backward(
     grad_y: Tensor,
-    grad_codes: Tensor,
-    codes: Tensor,
+    grad_codes: Tensor | None,
+    tokens: Tensor,
+    groups_of: Tensor,
+    slot_of_place: Tensor,
     x: Tensor,
     group: Tensor,
     share: Tensor,
@@ -132,101 +137,60 @@ def _merge_residual_backward(
 ) -> list[Tensor]:
     import triton
 
-    from nsr.kernels.tokens.encode_kernels import encode_backward
-    from nsr.kernels.tokens.merge_kernels import spread_gradient
+    from nsr.kernels.tokens.encode_backward import encode_backward, weight_gradients
 
-    weights = (norm, norm_x, norm_x_bias, norm_y, norm_y_bias, encoder, gate_in, gate_in_bias, gate_out, gate_out_bias)
+    weights = [
+        weight.contiguous()
+        for weight in (norm, norm_x, norm_x_bias, norm_y, norm_y_bias, encoder, gate_in, gate_in_bias, gate_out)
+    ]
+    weights += [gate_out_bias.contiguous()] + ([] if decoder is None else [decoder.contiguous()])
     x = x if x.stride(-1) == 1 else x.contiguous()
-    grad_y, grad_codes = grad_y.contiguous(), grad_codes.contiguous()
+    grad_y = grad_y.contiguous()
     batch, length, width = x.shape
     groups, code, hidden = start.shape[1] - 1, encoder.shape[0], gate_in.shape[0]
-    y = merge_rows(x, group, share, order, start)
-    tokens, groups_of, slot_of_place = _list_members(group, order, start, slots)
-    if decoder is None:
-        grad_sum, grad_decoder = x.new_zeros(batch, groups, code), []
-    else:
-        rows = grad_y.to(kind)
-        grad_sum = rows @ decoder.to(kind)
-        sums = merge_rows(codes, group, share, order, start)
-        grad_decoder = [_summed_product(rows, sums.to(kind)).to(decoder.dtype)]
+    y = gather_sums(x, share, order, start)
 
-    def table(columns: int, dtype: torch.dtype) -> Tensor:
-        return x.new_empty(batch, slots, columns, dtype=dtype)
+    def table(columns: int) -> Tensor:
+        return x.new_empty(batch, slots, columns, dtype=kind)
 
-    d_encoded, d_hidden, d_gate = table(code, kind), table(hidden, kind), table(code, kind)
-    active, normed = table(hidden, kind), table(3 * width, kind)
-    to_x, to_y = table(width, torch.float32), table(width, torch.float32)
-    blocks = _blocks(width, code, hidden, kind, 32)
+    feature = decoder is not None
+    left = table(hidden + 2 * code + width * feature)
+    right = table(3 * width + hidden + code * feature + 8)
+    to_x, to_y = table(width), table(width)
+    blocks = _blocks(width, code, hidden, kind)
     encode_backward[(triton.cdiv(slots, blocks["BLOCK_M"]), batch)](
-        x, y, tokens, groups_of, share, grad_codes, grad_sum,
-        d_encoded, d_hidden, d_gate, active, normed, to_x, to_y, *(weight.contiguous() for weight in weights),
-        x.stride(0), x.stride(1), length, groups, slots, _EPS, **blocks,
+        x, y, tokens, groups_of, share, x if grad_codes is None else grad_codes.contiguous(), grad_y,
+        left, right, to_x, to_y, *weights[:10], weights[-1],
+        x.stride(0), x.stride(1), length, groups, slots, _EPS,
+        FEATURE=feature, CODED=grad_codes is not None, LEFT=left.shape[-1], RIGHT=right.shape[-1], **blocks,
     )  # fmt: skip
-    grad_x = torch.zeros_like(x, memory_format=torch.contiguous_format)
-    spread_gradient[(triton.cdiv(groups, 16), batch)](
-        grad_y, to_x, to_y, share, order, start, slot_of_place, grad_x, length, groups, slots,
-        WIDTH=width, BLOCK_D=blocks["BLOCK_D"], BLOCK_G=16, num_warps=4,
+    grad_x = spread_rows(grad_y, share, order, start, to_x, to_y, slot_of_place)
+    products = left.flatten(0, 1).mT @ right.flatten(0, 1)  # shape: [left, right]
+    grads = [torch.empty_like(weight) for weight in weights]
+    shared = {name: blocks[name] for name in ("WIDTH", "CODE", "HIDDEN", "BLOCK_C", "BLOCK_H")}
+    weight_gradients[(triton.cdiv(width, 16),)](
+        products, *weights[:7], *grads[:10], grads[-1],
+        FEATURE=feature, RIGHT=right.shape[-1], BLOCK_K=16, num_warps=4, **shared,
     )  # fmt: skip
-    grads = _weight_gradients(weights, d_encoded, d_hidden, d_gate, active, normed)
-    return [grad_x, *(grad.to(weight.dtype) for grad, weight in zip(grads, weights, strict=True)), *grad_decoder]
+    return [grad_x, *grads]
 
 
 @_merge_residual_backward.register_fake
-def _(grad_y: Tensor, grad_codes: Tensor, codes: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:
-    weights = [weight for weight in rest[4:15] if weight is not None]
+def _(grad_y: Tensor, grad_codes: Tensor | None, *rest: Any) -> list[Tensor]:
+    x, weights = rest[3], [weight for weight in rest[8:19] if weight is not None]
     return [torch.empty_like(x, memory_format=torch.contiguous_format), *(torch.empty_like(w) for w in weights)]
 
 
-def _weight_gradients(
-    weights: tuple[Tensor, ...], d_encoded: Tensor, d_hidden: Tensor, d_gate: Tensor, active: Tensor, normed: Tensor
-) -> tuple[Tensor, ...]:
-    """Gradients of the branch's weights, in their order, from one product with the normalised rows.
-
-    The norms' own weights come out of the same product: a weight on a channel is a factor on a column.
-    """
-    norm, norm_x, norm_x_bias, norm_y, norm_y_bias, encoder, gate_in = (weight.float() for weight in weights[:7])
-    width, hidden = norm.shape[0], d_hidden.shape[-1]
-    products = _summed_product(torch.cat([d_hidden, d_encoded], dim=-1), normed)  # shape: [H + R, 3 D]
-    of_z, of_x, of_y = products[:hidden].split(width, dim=1)
-    of_code = products[hidden:, :width]
-    from_z, from_x, from_y = gate_in.split(width, dim=1)
-    d_bias = d_hidden.sum((0, 1), dtype=torch.float32)
-    d_gate_in = torch.cat(
-        [
-            of_z * norm,
-            torch.addr(of_x * norm_x, d_bias, norm_x_bias),
-            torch.addr(of_y * norm_y, d_bias, norm_y_bias),
-        ],
-        dim=1,
-    )
-    return (
-        (from_z * of_z).sum(0) + (encoder * of_code).sum(0),
-        (from_x * of_x).sum(0),
-        d_bias @ from_x,
-        (from_y * of_y).sum(0),
-        d_bias @ from_y,
-        of_code * norm,
-        d_gate_in,
-        d_bias,
-        _summed_product(d_gate, active),
-        d_gate.sum((0, 1), dtype=torch.float32),
-    )
-
-
-def _summed_product(a: Tensor, b: Tensor) -> Tensor:
-    """``Σ a_rᵀ b_r`` over samples and rows, ``[B, M, P], [B, M, Q] -> [P, Q]``, in fp32.
-
-    A product a sample fills the GPU, where one long one would not, and the sum over samples is in full precision.
-    """
-    return (a.mT @ b).sum(0, dtype=torch.float32)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1], *inputs[:16])
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[2:], *inputs[:16])
     ctx.options = inputs[16:]
+    ctx.shape = output[0].shape
 
 
-def _differentiate(ctx: Any, grad_y: Tensor, grad_codes: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad_y: Tensor | None, grad_codes: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    x = ctx.saved_tensors[3]
+    grad_y = x.new_zeros(ctx.shape) if grad_y is None else grad_y
     grads = _merge_residual_backward(grad_y, grad_codes, *ctx.saved_tensors, *ctx.options)
     decoder = grads[11] if len(grads) > 11 else None
     return (grads[0], None, None, None, None, *grads[1:11], decoder, None, None)
@@ -242,7 +206,7 @@ def _list_members(group: Tensor, order: Tensor, start: Tensor, slots: int) -> tu
     from nsr.kernels.tokens.layout_kernels import list_members
 
     batch, length = order.shape
-    tokens, groups_of = order.new_empty(2, batch, slots).unbind(0)
+    tokens, groups_of = order.new_empty(batch, slots), order.new_empty(batch, slots)
     slot_of_place = torch.empty_like(order)
     list_members[(batch,)](
         group, order, start, tokens, groups_of, slot_of_place, length, start.shape[1] - 1, slots,
@@ -251,10 +215,11 @@ def _list_members(group: Tensor, order: Tensor, start: Tensor, slots: int) -> tu
     return tokens, groups_of, slot_of_place
 
 
-def _blocks(width: int, code: int, hidden: int, kind: torch.dtype, channels: int) -> dict[str, Any]:
-    """How the tiles of members are cut, ``channels`` at a time, and the format of their products."""
+def _blocks(width: int, code: int, hidden: int, kind: torch.dtype) -> dict[str, Any]:
+    """How the tiles of members are cut, and the format of their products."""
     import triton
 
+    half = kind.itemsize == 2
     return {
         "WIDTH": width,
         "CODE": code,
@@ -263,10 +228,10 @@ def _blocks(width: int, code: int, hidden: int, kind: torch.dtype, channels: int
         "BLOCK_C": max(16, triton.next_power_of_2(code)),
         "BLOCK_H": max(16, triton.next_power_of_2(hidden)),
         "BLOCK_M": 16,
-        "BLOCK_K": channels,
+        "BLOCK_K": 64 if half else 32,
         "KIND": getattr(triton.language, str(kind).removeprefix("torch.")),
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3",
         "num_warps": 4,
         # fp32 products keep three terms of every block: no room for a second stage
-        "num_stages": 1 if kind.itemsize == 4 else 3 if channels == 64 else 2,
+        "num_stages": 2 if half else 1,
     }

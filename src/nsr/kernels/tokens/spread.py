@@ -1,0 +1,77 @@
+"""The spatial path of all events at once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nsr.kernels.tokens.layout import GroupLayout
+from nsr.kernels.tokens.merge import gather_sums
+
+
+def spread(codes: Sequence[Tensor], layouts: Sequence[GroupLayout], num_prefix: int) -> Tensor:
+    """``S_p = Σ_e c_e[token that covers patch p ahead of event e]``, summed in fp32; differentiable in ``codes``.
+
+    Args:
+        codes: Of the tokens ahead of each event, ``[B, N_e, R]`` each.
+        layouts: Of each event.
+        num_prefix: Leading tokens, which cover no patch.
+
+    Returns:
+        ``[B, N0, R]`` in the format of the codes.
+    """
+    groups, _, orders, starts, _ = zip(*layouts, strict=True)
+    return _spread(list(codes), list(groups), list(orders), list(starts), num_prefix)
+
+
+@torch.library.custom_op("nsr::spread", mutates_args=())
+def _spread(
+    codes: list[Tensor], groups: list[Tensor], orders: list[Tensor], starts: list[Tensor], num_prefix: int
+) -> Tensor:
+    import triton
+
+    from nsr.kernels.tokens.spread_kernels import spread as kernel
+
+    batch, length, code = codes[0].shape
+    patches = length - num_prefix
+    out = codes[0].new_empty(batch, patches, code)
+    kernel[(triton.cdiv(patches, 32), batch)](
+        tuple(c.contiguous() for c in codes), tuple(groups), tuple(c.shape[1] for c in codes), out, num_prefix, patches,
+        EVENTS=len(codes), CODE=code, BLOCK_C=triton.next_power_of_2(code), BLOCK_P=32, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@_spread.register_fake
+def _(codes: list[Tensor], groups: list[Tensor], orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> Tensor:
+    batch, length, code = codes[0].shape
+    return codes[0].new_empty(batch, length - num_prefix, code)
+
+
+@torch.library.custom_op("nsr::spread_backward", mutates_args=())
+def _spread_backward(grad: Tensor, orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> list[Tensor]:
+    # what a token's code gets is the sum over the patches it covers: sums of the sums of the event before
+    grads = [F.pad(grad, (0, 0, num_prefix, 0))]
+    for order, start in zip(orders[:-1], starts[:-1], strict=True):
+        grads.append(gather_sums(grads[-1], None, order, start))
+    return grads
+
+
+@_spread_backward.register_fake
+def _(grad: Tensor, orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> list[Tensor]:
+    batch, _, code = grad.shape
+    return [grad.new_empty(batch, order.shape[1], code) for order in orders]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.orders, ctx.starts, ctx.num_prefix = inputs[2:]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    grads = _spread_backward(grad, ctx.orders, ctx.starts, ctx.num_prefix)
+    return grads, [None] * len(grads), [None] * len(grads), [None] * len(grads), None
+
+
+_spread.register_autograd(_differentiate, setup_context=_save)

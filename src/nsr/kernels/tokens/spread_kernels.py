@@ -1,0 +1,41 @@
+"""The codes of all events on the patches, in one walk from event to event and token to token."""
+
+# A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
+# mypy: disable-error-code="no-untyped-def, assignment"
+
+import triton
+import triton.language as tl
+
+from nsr.kernels.tokens.blocks import load_rows
+
+
+@triton.jit
+def spread(
+    codes,
+    groups,
+    lengths,
+    out_ptr,
+    num_prefix,
+    patches,
+    EVENTS: tl.constexpr,
+    CODE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
+    """``S_p = Σ_e c_e[token of p ahead of event e]``; ``codes``, ``groups`` and ``lengths`` are tuples over the events.
+
+    Programs are (tile of patches, sample).
+    """
+    sample = tl.program_id(1).to(tl.int64)
+    p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    c = tl.arange(0, BLOCK_C)
+    inside = p < patches
+    token = (num_prefix + p).to(tl.int64)
+    total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+    for event in tl.static_range(EVENTS):
+        before = sample * lengths[event]
+        total += load_rows(codes[event] + before * CODE, token, inside, CODE, c, CODE).to(tl.float32)
+        if event + 1 < EVENTS:
+            token = tl.load(groups[event] + before + token, mask=inside, other=0)
+    at = (sample * patches + p)[:, None] * CODE + c[None, :]
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (c < CODE)[None, :])

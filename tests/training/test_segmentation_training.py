@@ -123,7 +123,7 @@ class TestTraining:
         assert all(value.isfinite().all() and value.dtype == torch.float32 for value in net.state_dict().values())
 
     def test_a_batch_larger_than_the_split(self, resident) -> None:
-        with pytest.raises(ValueError, match="A batch of 32 needs at least as many images; the split has 14"):
+        with pytest.raises(ValueError, match="A batch of 16 needs at least as many images; the split has 14"):
             trainer(resident, model(), SegmentationProtocol())
 
 

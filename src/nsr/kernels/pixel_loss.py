@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_TILE = 2048  # pixels times classes that a program holds at once
+_TILE = 8192  # pixels times classes that a program holds at once: 32 numbers a thread
 
 
 def patch_side(logits: Tensor, labels: Tensor) -> int | None:
@@ -43,8 +43,8 @@ def _summed_cross_entropy(logits: Tensor, labels: Tensor, ignore: int) -> tuple[
     block = max(16, triton.next_power_of_2(classes))
     cell_losses[((rows + 1) * (columns + 1), batch)](
         logits, labels.contiguous(), losses, corners, *logits.stride(), rows, columns,
-        IGNORE=ignore, CLASSES=classes, PATCH=patch, CORNERS=16, BLOCK_K=block, BLOCK_P=min(_TILE // block, 128),
-        num_warps=4,
+        IGNORE=ignore, CLASSES=classes, PATCH=patch, CORNERS=16, BLOCK_K=block, BLOCK_P=min(_TILE // block, 256),
+        num_warps=8,
     )  # fmt: skip
     return losses.sum(), corners
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.conv import GCNConv, GINConv, MessagePassing, SAGEConv
 
-from nsr.kernels import segment_direction
+from nsr.kernels import segment_sum, unit_coefficient
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -22,13 +22,10 @@ class _Fused:
         x = arguments["x"][0] if isinstance(arguments["x"], tuple) else arguments["x"]
         weight = arguments.get("edge_weight")
         source, target = edge_index
-        t = torch.ones_like(source, dtype=x.dtype) if weight is None else weight
-        # sum_i t_i m_i / sum_i t_i^2: with t = 1 the mean, times the energy the sum
-        direction = segment_direction(x, source, target, t.unsqueeze(1), x.shape[0])
+        t = (torch.ones_like(source, dtype=x.dtype) if weight is None else weight).unsqueeze(1)
         if self.aggr == "mean":  # type: ignore[attr-defined]
-            return direction
-        energy = t.new_zeros(x.shape[0]).index_add(0, target, t.square())
-        return direction * energy.unsqueeze(1)
+            t = unit_coefficient(t, source, target, x.shape[0]).square()  # 1 / K of ones
+        return segment_sum(x, source, target, t, x.shape[0])
 
 
 class FusedGCNConv(_Fused, GCNConv):

@@ -19,6 +19,7 @@ from nsr.training.normalisation import gcn_members, preset_normalisation
 from nsr.training.plateau import Plateau, PlateauRule
 from nsr.training.progress import Watch, nobody
 from nsr.training.replicas import Replicas
+from nsr.training.split_products import split_long_products
 
 EPOCHS = 400
 BATCH = 128
@@ -116,7 +117,7 @@ class _Trainer:
         self.size = self.store.sizes(self.orders)
         self.order = self.orders[0].clone()
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self.replicas = Replicas(models, device)
+        self.device, self.replicas = device, Replicas(models, device)
         self.plateau = Plateau(rule, len(models), device)
         self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
         self.latest = torch.zeros(len(models), device=device)
@@ -135,7 +136,8 @@ class _Trainer:
         chosen = self.order.index_select(0, self.cursor).squeeze(0)
         counted = self.counted.index_select(0, self.cursor).squeeze(0)
         errors = self._errors(self.store.gather(chosen, counted, *self.size), training=True)  # shape: [R, B]
-        self.replicas.backward((errors * counted).sum(1) / counted.sum())
+        with split_long_products(self.device):
+            self.replicas.backward((errors * counted).sum(1) / counted.sum())
         self.replicas.adam(self.plateau.rate * self.plateau.active, WEIGHT_DECAY, MAX_NORM)
         self.cursor.add_(1)
 

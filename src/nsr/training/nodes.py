@@ -19,6 +19,7 @@ from nsr.training.normalisation import gcn_members, preset_normalisation
 from nsr.training.plateau import Plateau, PlateauRule
 from nsr.training.progress import Watch, nobody
 from nsr.training.replicas import Replicas
+from nsr.training.split_products import split_long_products
 
 EPOCHS = 3000
 EVALUATE_EVERY = 10
@@ -104,7 +105,7 @@ class _Trainer:
         masks = (graph.train_masks, graph.val_masks, graph.test_masks)
         train, self.val_mask, self.test_mask = (torch.from_numpy(mask[list(splits)]).to(device) for mask in masks)
         self.weight = train / train.sum(1, keepdim=True)  # shape: [R, N], the mean over training nodes
-        self.replicas = Replicas(models, device)
+        self.device, self.replicas = device, Replicas(models, device)
         # GCN's coefficients depend on the graph alone.
         preset_normalisation(self.replicas.template, *gcn_members(self.edge_index, len(self.labels)))
         self.plateau = Plateau(rule, len(models), device)
@@ -133,7 +134,8 @@ class _Trainer:
         logits = self._logits(training=True)
         labels = self.labels.expand(len(logits), -1)
         losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")  # shape: [R, N]
-        self.replicas.backward((losses * self.weight).sum(1))
+        with split_long_products(self.device):
+            self.replicas.backward((losses * self.weight).sum(1))
         self.replicas.adam(self.plateau.rate * self.plateau.active, WEIGHT_DECAY, MAX_NORM)
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ together against ten one by one and against ``torch.optim``.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,18 @@ from torch.utils._pytree import tree_map
 
 # Each tensor starts on a 64-byte boundary of its row, as matrix products like it.
 _ALIGN = 16
+
+
+class Section(NamedTuple):
+    """Consecutive parameters as one tensor.
+
+    Attributes:
+        values: ``[R, P']``.
+        place: Where each parameter begins in a row, by the rest of its name.
+    """
+
+    values: Tensor
+    place: dict[str, int]
 
 
 class Replicas:
@@ -49,10 +61,11 @@ class Replicas:
         self.gradient, self.first, self.second = (torch.zeros_like(self.rows) for _ in range(3))
         self.steps = torch.zeros((), device=device)
         self.parameters = _cut(self.rows, shapes[0])
-        self._gradients = list(_cut(self.gradient, shapes[0]).values())
+        self._gradients = _cut(self.gradient, shapes[0])
         for name, stacked in self.parameters.items():
             stacked.copy_(torch.stack([p[name].detach() for p in parameters]))
             stacked.requires_grad_()
+        self._leaves = dict(self.parameters)  # what gradients are taken of
         self.template = models[0].to(device)
 
     def call(
@@ -82,8 +95,23 @@ class Replicas:
 
     def backward(self, losses: Tensor) -> None:
         """Gradients of each replica's own loss, ``[R]``, in the place of those before."""
-        gradients = torch.autograd.grad(losses.sum(), list(self.parameters.values()), materialize_grads=True)
-        torch._foreach_copy_(self._gradients, gradients)
+        gradients = torch.autograd.grad(losses.sum(), list(self._leaves.values()), materialize_grads=True)
+        torch._foreach_copy_([self._gradients[name] for name in self._leaves], gradients)
+
+    def section(self, prefix: str) -> Section:
+        """All parameters whose names begin with ``prefix``, for a kernel that reads them by their place.
+
+        From now on :meth:`backward` takes the gradient of the section, and no longer of its parameters one by one.
+        """
+        names = [name for name in self.parameters if name.startswith(prefix)]
+        first, last = self.parameters[names[0]], self.parameters[names[-1]]
+        start = int(first.storage_offset())
+        place = {name.removeprefix(prefix): int(self.parameters[name].storage_offset()) - start for name in names}
+        stretch = slice(start, int(last.storage_offset()) + _padded(last.shape[1:]))
+        values = self.rows.detach()[:, stretch].requires_grad_()
+        self._leaves = {name: leaf for name, leaf in self._leaves.items() if name not in names} | {prefix: values}
+        self._gradients[prefix] = self.gradient[:, stretch]
+        return Section(values, place)
 
     @torch.no_grad()
     def adam(
@@ -103,18 +131,12 @@ class Replicas:
             betas: Decay of the moments.
             eps: Added to the root of the second moment.
         """
-        gradient, weights = self.gradient, self.rows
         if max_norm is not None:
-            norm = gradient.norm(dim=1, keepdim=True)
-            gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-        if weight_decay:
-            gradient.add_(weights, alpha=weight_decay)
+            norm = self.gradient.norm(dim=1, keepdim=True)
+            self.gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        step = _adam_in_one_kernel if self.rows.is_cuda else _adam
         self.steps.add_(1)
-        self.first.lerp_(gradient, 1 - betas[0])
-        self.second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
-        size = rate.unsqueeze(1) / (1 - betas[0] ** self.steps)
-        denominator = (self.second / (1 - betas[1] ** self.steps)).sqrt_().add_(eps)
-        weights.sub_(size * self.first / denominator)
+        step(self.rows, self.gradient, self.first, self.second, self.steps, rate, weight_decay, betas, eps)
 
     def module(self, replica: int) -> nn.Module:
         """The template with the weights of one replica: a plain model again."""
@@ -148,6 +170,31 @@ class Replicas:
         """Go on from a saved :meth:`state`."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
+
+
+def _adam(
+    weights: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    steps: Tensor,
+    rate: Tensor,
+    weight_decay: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """Adam on rows ``[R, P]``, of which ``steps`` counts the steps, this one included; see :meth:`Replicas.adam`."""
+    if weight_decay:
+        gradient = gradient + weight_decay * weights
+    first.lerp_(gradient, 1 - betas[0])
+    second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+    size = rate.unsqueeze(1) / (1 - betas[0] ** steps)
+    denominator = (second / (1 - betas[1] ** steps)).sqrt().add(eps)
+    weights.sub_(size * first / denominator)
+
+
+# On a GPU a dozen passes over the weights become one.
+_adam_in_one_kernel = torch.compile(_adam, dynamic=True)
 
 
 def _cut(rows: Tensor, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:

@@ -83,9 +83,11 @@ class SegmenterStack:
         for block in range(self.vit.depth):
             state, codes = self._step(block, state, codes, grid, kind)
         features = self._restore(state, codes)
+        weight, bias = self._named("head")
+        classes, room = weight.shape[1], -weight.shape[1] % 8  # products want rows of a multiple of 16 bytes
         with autocast_off(image):
-            norm, head = self._named("norm"), self._named("head")
-            logits = _run(_normed_linear)(self._by_model(features), *norm, *head, kind)
+            head = F.pad(weight, (0, 0, 0, room)), F.pad(bias, (0, room))
+            logits = _run(_normed_linear)(self._by_model(features), *self._named("norm"), *head, kind)[..., :classes]
         return logits.unflatten(1, (image.shape[0], -1)).flatten(0, 1).transpose(1, 2).unflatten(2, grid)
 
     def _named(self, module: str) -> tuple[Tensor, Tensor]:
@@ -254,7 +256,8 @@ def _norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     # shape: [V, M, D], [V, D', D], [V, D'] -> [V, M, D']
-    return torch.baddbmm(bias.to(x.dtype).unsqueeze(1), x, weight.to(x.dtype).mT)
+    # added afterwards, where the compiler joins it with what follows: baddbmm would first copy it to every row
+    return torch.bmm(x, weight.to(x.dtype).mT) + bias.to(x.dtype).unsqueeze(1)
 
 
 def _normed_linear(
@@ -299,9 +302,9 @@ def _run(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return function(*arguments)
         for tensor in arguments:
             if isinstance(tensor, Tensor):
-                torch._dynamo.mark_dynamic(tensor, 0)
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
                 if tensor.shape[:2] == x.shape[:2]:
-                    torch._dynamo.mark_dynamic(tensor, 1)
+                    torch._dynamo.maybe_mark_dynamic(tensor, 1)
         return _compiled(function)(*arguments)
 
     return call

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +18,12 @@ from nsr.training.noise import key_of, permutation
 from nsr.training.plateau import Plateau, PlateauRule
 from nsr.training.progress import Watch, nobody
 from nsr.training.replicas import Replicas
-from nsr.training.tree_sharing import SharedTrees, assign_slots
+from nsr.training.tree_batches import grouped, sampled
+from nsr.training.tree_layer import fusible
+from nsr.training.tree_model import TreeModel, kind_of
+
+if TYPE_CHECKING:
+    from nsr.training.tree_layer_fused import FusedLayers
 
 # The paper's effective batches. One step with the whole batch is its gradient accumulation, but for GIN's BatchNorm.
 BATCH = {2: 64, 3: 64, 4: 1024, 5: 1024, 6: 1024, 7: 2048, 8: 2048}
@@ -113,8 +118,8 @@ class _Trainer:
         self.counted = torch.zeros(replicas, trees * leaves, device=device).scatter(1, self.train, 1.0)
         self.slots = trees_per_batch or min(trees, BATCH[depth])
         self.batch = self.slots * leaves if self.grouped else BATCH[depth]
-        shared = [SharedTrees(model, depth, self.batch, self.slots, self.grouped, device) for model in models]
-        self.replicas = Replicas(shared, device)
+        self.replicas = Replicas(models, device)
+        self.model = TreeModel(models[0], depth, self.slots, self.batch, device, _fused_layers(models[0], self.replicas))
         self.plateau = Plateau(rule, replicas, device)
         self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
         self.seeds = torch.tensor([task.seed for task in tasks], device=device)
@@ -161,20 +166,12 @@ class _Trainer:
 
     def _logits(self, permutations: Tensor, samples: Tensor, weight: Tensor, training: bool) -> tuple[Tensor, Tensor]:
         """Logits ``[R, B, L]`` and classes ``[R, B]`` of samples ``[R, B]``."""
-        leaves = permutations.shape[2]
-        tree, query = samples // leaves, samples % leaves + 1
         label = permutations.flatten(1).gather(1, samples) - 1
-        slot, content = (tree, tree[:, ::leaves]) if self.grouped else assign_slots(tree, self.slots)
-        values = permutations.gather(1, content.unsqueeze(2).expand(-1, -1, leaves))  # shape: [R, S, L]
-        logits = self.replicas.call(
-            lambda model, *batch: model(*batch),
-            values,
-            query,
-            slot,
-            weight,
-            in_dims=(0, 0, 0, 0),
-            training=training,
-        )
+        if self.grouped:
+            batch = grouped(permutations, samples, weight)
+        else:
+            batch = sampled(permutations, samples, weight, self.slots)
+        logits = self.model(self.replicas.parameters | self.replicas.buffers, batch, training)
         return logits, label
 
     @torch.no_grad()
@@ -211,6 +208,15 @@ class _Trainer:
 
     def state(self) -> dict[str, Tensor]:
         return loop.named(replicas=self.replicas.state(), plateau=self.plateau.state(), best=self.best)
+
+
+def _fused_layers(model: GraphModel, replicas: Replicas) -> "FusedLayers | None":
+    """The layers as kernels, where there are such; otherwise the plain ones."""
+    if replicas.rows.device.type != "cuda" or not fusible(kind_of(model), model.head.in_features):
+        return None
+    from nsr.training.tree_layer_fused import FusedLayers  # needs Triton
+
+    return FusedLayers(kind_of(model), replicas, len(model.layers))
 
 
 def _stack(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:

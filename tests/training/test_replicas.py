@@ -101,3 +101,18 @@ def test_different_structures_are_refused() -> None:
         Replicas([nn.Linear(2, 2), nn.Linear(2, 2, bias=False)])
     with pytest.raises(ValueError, match="at least one"):
         Replicas([])
+
+
+def test_a_section_is_its_parameters_in_one_tensor() -> None:
+    replicas = Replicas([build(seed) for seed in SEEDS])
+    values, place = replicas.section("4.")
+    weight = values[:, place["weight"] : place["weight"] + 64].unflatten(1, (8, 8))
+    bias = values[:, place["bias"] : place["bias"] + 8]
+    assert torch.equal(weight, replicas.parameters["4.weight"])
+    assert torch.equal(bias, replicas.parameters["4.bias"])
+
+    replicas.backward((weight.square().sum((1, 2)) + bias.sum(1)) + replicas.parameters["0.bias"].sum(1))
+    expected = {"4.weight": 2 * weight.detach(), "4.bias": torch.ones(3, 8), "0.bias": torch.ones(3, 8)}
+    for name, gradient in replicas._gradients.items():
+        if name != "4.":
+            torch.testing.assert_close(gradient, expected.get(name, torch.zeros_like(gradient)), msg=name)

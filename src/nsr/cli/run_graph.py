@@ -25,6 +25,10 @@ Seeds = Annotated[str, typer.Option("--seed", help="Seeds by commas or as a rang
 Splits = Annotated[str, typer.Option("--split", help="Splits by commas or as a range, such as 0-9. Default: all.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs at most. Default: the paper's.")]
 Minutes = Annotated[float | None, typer.Option(help="End each configuration after so many minutes with what it has.")]
+WholeTrees = Annotated[
+    bool, typer.Option("--whole-trees", help="Batches of whole trees with all their queries. Default: single samples.")
+]
+Rate = Annotated[float | None, typer.Option(min=0.0, help="Initial learning rate. Default: the paper's.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … Default: a GPU if there is one.")]
 Precision = Annotated[str | None, typer.Option(help="Matrix products in fp32 or tf32. Default: tf32 on a GPU.")]
 Together = Annotated[int, typer.Option(min=1, help="Seeds or splits trained at once; fewer need less memory.")]
@@ -54,6 +58,8 @@ def tree(
     seed: Seeds = "11",
     epochs: Epochs = None,
     minutes: Minutes = None,
+    whole_trees: WholeTrees = False,
+    rate: Rate = None,
     device: Device = None,
     precision: Precision = None,
     together: Together = 10,
@@ -74,7 +80,14 @@ def tree(
     seconds = None if minutes is None else 60 * minutes
     seeds = integers("--seed", seed)
     configurations = tree_configurations(
-        depths, *_models(backbone, variant), seeds, chosen, epochs, max_seconds=seconds
+        depths,
+        *_models(backbone, variant),
+        seeds,
+        chosen,
+        epochs,
+        max_seconds=seconds,
+        whole_trees=whole_trees,
+        rate=rate,
     )
     _run(configurations, chosen, results, outputs, tensorboard, together, concurrent, force)
 

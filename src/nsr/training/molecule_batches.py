@@ -57,7 +57,7 @@ class MoleculeStore:
         return len(self.num_nodes)
 
     def sizes(self, batches: Tensor) -> tuple[int, int]:
-        """Nodes (with one to spare, and a multiple of 256) and edges that hold every one of the batches ``[..., B]``."""
+        """Nodes (one to spare, and a multiple of 256) and edges that hold every one of the batches ``[..., B]``."""
         nodes, edges = (int(count[batches].sum(-1).max()) for count in (self.num_nodes, self.num_edges))
         return -(-(nodes + 1) // 256) * 256, edges
 

@@ -119,7 +119,9 @@ class _Trainer:
         self.slots = trees_per_batch or min(trees, BATCH[depth])
         self.batch = self.slots * leaves if self.grouped else BATCH[depth]
         self.replicas = Replicas(models, device)
-        self.model = TreeModel(models[0], depth, self.slots, self.batch, device, _fused_layers(models[0], self.replicas))
+        self.model = TreeModel(
+            models[0], depth, self.slots, self.batch, device, _fused_layers(models[0], self.replicas)
+        )
         self.plateau = Plateau(rule, replicas, device)
         self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
         self.seeds = torch.tensor([task.seed for task in tasks], device=device)

@@ -1,0 +1,130 @@
+"""The tree layer in one kernel each way: the fast twin of ``tree_layer.py`` on a GPU.
+
+A layer of a tree of depth 6 has about forty operators forward and ninety backward on rows of 32 numbers, so its time is
+that of launches. Here a layer without BatchNorm is one kernel forward and three backward (the layer, the sum of the
+weights' gradients over its programs, and the rows' gradients). GIN's conv, whose BatchNorms need all rows at once,
+follows as separate operators.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from nsr.training.replicas import Replicas, Section
+from nsr.training.tree_conv_fused import gin_conv
+from nsr.training.tree_layer import LayerKind, Weights
+from nsr.training.tree_layer_kernels import collect_rows, layer_backward, layer_forward
+from nsr.training.tree_plan import LayerPlan
+
+_PRECISION = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
+_NODES = 16  # in a tile
+_WARPS_FORWARD, _WARPS_BACKWARD = 2, 4
+_PROGRAMS = 264  # of the backward kernel: two for each multiprocessor of an H100
+_ROWS = 32  # in a tile of collect_rows
+
+# The place of each in a section of weights, under the names that it has in the different layers.
+_PLACES = {
+    "W_MESSAGE": ("null_space.message.weight",),
+    "W_HIDDEN": ("null_space.gate_hidden.weight",),
+    "B_HIDDEN": ("null_space.gate_hidden.bias",),
+    "W_GATE": ("null_space.gate_output.weight",),
+    "B_GATE": ("null_space.gate_output.bias",),
+    "NORM_W": ("null_space.norm.weight",),
+    "NORM_B": ("null_space.norm.bias",),
+    "W_FIRST": ("null_space.output.0.weight",),
+    "B_FIRST": ("null_space.output.0.bias",),
+    "W_SECOND": ("null_space.output.2.weight",),
+    "B_SECOND": ("null_space.output.2.bias",),
+    "W_CONV": ("conv.lin.weight", "conv.lin_l.weight"),
+    "B_CONV": ("conv.bias", "conv.lin_l.bias"),
+    "W_ROOT": ("conv.lin_r.weight",),
+    "UPDATE_W": ("update.0.weight",),
+    "UPDATE_B": ("update.0.bias",),
+}
+
+
+class FusedLayers:
+    """The layers of a model, each from the section of its weights.
+
+    Args:
+        kind: Of the layers.
+        replicas: The model; the gradients of what the kernels read are taken in sections.
+        layers: How many.
+    """
+
+    def __init__(self, kind: LayerKind, replicas: Replicas, layers: int) -> None:
+        self.kind, self.gin = kind, kind.backbone == "gin"
+        if self.gin and kind.source is None:  # nothing but the aggregation
+            empty = replicas.rows.new_empty(replicas.count, 0)
+            self.sections = [Section(empty, {})] * layers
+        else:
+            part = "null_space." if self.gin else ""
+            self.sections = [replicas.section(f"layers.{number}.{part}") for number in range(layers)]
+            if self.gin:
+                self.sections = [Section(v, {f"{part}{name}": at for name, at in p.items()}) for v, p in self.sections]
+
+    def __call__(self, number: int, weights: Weights, rows: Tensor, plan: LayerPlan, count: Tensor | None) -> Tensor:
+        """See :func:`nsr.training.tree_layer.tree_layer`."""
+        values, place = self.sections[number]
+        out, aggregate = _Layer.apply(rows, values, plan, self._constants(place, rows.shape[2]))
+        return out + gin_conv(weights, aggregate, count) if self.gin else out
+
+    def _constants(self, place: dict[str, int], width: int) -> dict[str, Any]:
+        """The kernels' compile-time arguments."""
+        places = {key: next((place[name] for name in names if name in place), 0) for key, names in _PLACES.items()}
+        return {
+            "COPIES": self.kind.copies,
+            "BRANCH": self.kind.source is not None,
+            "HOST": not self.gin,
+            "SAGE": self.kind.backbone == "sage",
+            "D": width,
+            "P": _PRECISION[torch.get_float32_matmul_precision()],
+            **places,
+        }
+
+
+class _Layer(torch.autograd.Function):
+    """``rows [R, M, D]`` and ``weights [R, P]`` to the result and, for GIN, the aggregates, each ``[R, N, D]``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weights: Tensor, plan: LayerPlan, constants: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        rows = rows.contiguous()
+        replicas, read, width = rows.shape
+        nodes = len(plan.members)
+        out = rows.new_empty(replicas, nodes, width)
+        aggregate = out.new_empty(0) if constants["HOST"] else torch.empty_like(out)
+        layer_forward[(triton.cdiv(nodes, _NODES), replicas)](
+            rows, plan.members, plan.coefficient, weights, out, aggregate, read, nodes, weights.stride(0),
+            BLOCK=_NODES, num_warps=_WARPS_FORWARD, **constants,
+        )  # fmt: skip
+        ctx.save_for_backward(rows, weights)
+        ctx.plan, ctx.constants = plan, constants
+        return out, aggregate
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, d_aggregate: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows, weights = ctx.saved_tensors
+        plan: LayerPlan = ctx.plan
+        replicas, read, width = rows.shape
+        nodes = len(plan.members)
+        tiles = triton.cdiv(nodes, _NODES)
+        each = triton.cdiv(tiles, max(1, _PROGRAMS // replicas))
+        programs = triton.cdiv(tiles, each)
+        d_own, d_child = rows.new_empty(replicas, nodes, width), rows.new_empty(replicas, nodes, 2, width)
+        parts = rows.new_empty(replicas, programs, weights.shape[1] + width)  # the weights, then the blank row
+        layer_backward[(programs, replicas)](
+            rows, plan.members, plan.coefficient, weights, grad.contiguous(), d_aggregate.contiguous(), d_own, d_child,
+            parts, read, nodes, plan.blank, weights.stride(0), parts.shape[2], each,
+            BLOCK=_NODES, num_warps=_WARPS_BACKWARD, **ctx.constants,
+        )  # fmt: skip
+        total = parts.sum(1)
+        d_rows = torch.empty_like(rows)
+        collect_rows[(triton.cdiv(read, _ROWS), replicas)](
+            d_own, d_child, plan.uses, total[:, weights.shape[1] :], d_rows, read, nodes, plan.blank, total.stride(0),
+            D=width, BLOCK=_ROWS,
+        )  # fmt: skip
+        return d_rows, total[:, : weights.shape[1]], None, None

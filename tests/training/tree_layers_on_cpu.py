@@ -1,0 +1,62 @@
+"""Run the tree's kernels under Triton's interpreter and print how far they are from the plain twin, as JSON.
+
+A program of its own, because Triton decides when a kernel is defined whether it is interpreted:
+``TRITON_INTERPRET=1 python tree_layers_on_cpu.py``.
+"""
+
+import json
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nsr.data.tree import tree_task
+from nsr.experiments.graph_models import Variant, graph_model
+from nsr.graph.models import Backbone
+from nsr.training import tree_conv_fused
+from nsr.training.replicas import Replicas
+from nsr.training.tree_batches import sampled
+from nsr.training.tree_layer_fused import FusedLayers
+from nsr.training.tree_model import TreeModel, kind_of
+
+DEPTH, LEAVES, PAIRS, SLOTS, SEEDS = 2, 4, 18, 5, (1, 2)
+
+
+def results(backbone: Backbone, variant: Variant, width: int, fused: bool) -> list[Tensor]:
+    """Logits, gradients and BatchNorm's statistics after one batch."""
+    models = [
+        graph_model(
+            backbone,
+            variant,
+            lambda w: nn.Linear(2 * (LEAVES + 1), w),
+            seed=seed,
+            width=width,
+            outputs=LEAVES,
+            layers=DEPTH + 1,
+            readout="root",
+        )
+        for seed in SEEDS
+    ]
+    replicas = Replicas(models)
+    layers = FusedLayers(kind_of(models[0]), replicas, DEPTH + 1) if fused else None
+    model = TreeModel(models[0], DEPTH, SLOTS, PAIRS, layers=layers)
+    permutations = torch.from_numpy(tree_task(DEPTH).permutations).expand(len(SEEDS), -1, -1)
+    samples = torch.randint(SLOTS * LEAVES, (len(SEEDS), PAIRS), generator=torch.Generator().manual_seed(0))
+    count = (torch.arange(PAIRS) < PAIRS - 3).float().expand(len(SEEDS), -1)
+    logits = model(replicas.parameters | replicas.buffers, sampled(permutations, samples, count, SLOTS), training=True)
+    label = permutations.flatten(1).gather(1, samples) - 1
+    losses = F.cross_entropy(logits.transpose(1, 2), label, reduction="none")
+    replicas.backward((losses * count).sum(1) / count.sum(1))
+    return [logits.detach() * count.unsqueeze(2), replicas.gradient, *replicas.buffers.values()]
+
+
+def error(backbone: Backbone, variant: Variant, width: int) -> float:
+    """The largest difference, relative to the largest value of its kind."""
+    both = zip(results(backbone, variant, width, True), results(backbone, variant, width, False), strict=True)
+    return max(float((ours - plain).abs().max() / (plain.abs().max() + 1e-12)) for ours, plain in both)
+
+
+if __name__ == "__main__":
+    tree_conv_fused._norm_in_few_kernels = tree_conv_fused._norm  # its compilation is not what is held to the twin here
+    cases = [(b, v, 16) for b in ("gcn", "sage", "gin") for v in ("original", "nsr")] + [("gcn", "nsr", 32)]
+    print(json.dumps({f"{b} {v} {w}": error(b, v, w) for b, v, w in cases}))

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsr.kernels import gated_residual_sum, gated_sum_fused, path_for, segment_direction
+from nsr.kernels import (
+    gated_residual_sum,
+    gated_sum_narrow,
+    gated_sum_wide,
+    path_for,
+    segment_sum,
+    unit_coefficient,
+)
 
 NAMES = ("messages", "source_gate", "target_gate", "mean", "mean_gate", "weight", "bias", "coefficient")
 
@@ -26,7 +33,8 @@ class Case:
     precision: str = "fp32"
     deterministic: bool = False
     free_mean: bool = False  # any direction in place of the members' own, which leaves a single member no residual
-    narrow_blocks: bool = False  # blocks so small that a layer takes several, and chunks of one tile
+    wide: bool = False  # by the kernels for wide layers, with blocks so small that this layer takes several
+    chunked: bool = False  # the backward pass in chunks as small as they get
 
 
 def cases() -> dict[str, Case]:
@@ -40,10 +48,13 @@ def cases() -> dict[str, Case]:
         "no members": Case(torch.empty(0, dtype=torch.int64), 3, deterministic=True),
         "heads, replicas": Case(some[:100], 40, width=48, heads=3, replicas=2),
         "heads, replicas, deterministic": Case(some[:100], 40, width=48, heads=3, replicas=2, deterministic=True),
-        "wide": Case(some, 40, width=48, narrow_blocks=True),
-        "wide, deterministic": Case(some[:100], 40, width=48, heads=2, deterministic=True, narrow_blocks=True),
+        "chunks": Case(some, 40, chunked=True),
+        "wide": Case(some, 40, width=48, wide=True, chunked=True),
+        "wide, deterministic": Case(some[:100], 40, width=48, heads=2, deterministic=True, wide=True, chunked=True),
+        "wide, replicas": Case(some[:100], 40, width=48, heads=3, replicas=2, wide=True),
         "tf32": Case(some, 40, precision="tf32"),
         "bf16": Case(some, 40, precision="bf16"),
+        "wide, bf16": Case(some, 40, precision="bf16", wide=True),
     }
 
 
@@ -63,13 +74,15 @@ def errors(case: Case) -> dict[str, float]:
     def run(dtype: torch.dtype, **options: object) -> list[Tensor]:
         tables = [x.to(dtype, copy=True).requires_grad_() for x in drawn]
         t = coefficient.to(dtype, copy=True).requires_grad_()
+        fused = options["fused"]
         if case.free_mean:
-            mean = free_mean.to(dtype, copy=True).requires_grad_()
+            unit, mean = t, free_mean.to(dtype, copy=True).requires_grad_()
         else:
-            mean = segment_direction(tables[0], source, case.target, t, case.rows, fused=options.get("fused"))
+            unit = unit_coefficient(t, source, case.target, case.rows, fused=fused)
+            mean = segment_sum(tables[0], source, case.target, unit, case.rows, fused=fused)
         mean.retain_grad()
         arguments = (*tables[:3], mean, *tables[3:])
-        out = gated_residual_sum(*arguments, source, case.target, t, **options)
+        out = gated_residual_sum(*arguments, source, case.target, unit, **options)
         (out * weights.to(dtype)).sum().backward()
         return [out.detach(), *(x.grad for x in arguments), t.grad]
 
@@ -84,14 +97,13 @@ def errors(case: Case) -> dict[str, float]:
 
 def main() -> None:
     torch.manual_seed(0)
-    tilings, results = dict(gated_sum_fused.TILINGS), {}
+    results = {}
+    for precision, kernels in gated_sum_wide.TILINGS.items():
+        small = (kernel._replace(block_e=64, block_d=32, block_k=16) for kernel in kernels)
+        gated_sum_wide.TILINGS[precision] = gated_sum_wide.Tilings(*small)
     for name, case in cases().items():
-        for precision, kernels in tilings.items():
-            small = [kernel._replace(block_e=64) for kernel in kernels]
-            if case.narrow_blocks:
-                small = [kernel._replace(block_d=32, block_k=16) for kernel in small]
-            gated_sum_fused.TILINGS[precision] = gated_sum_fused.Tilings(*small)
-        gated_sum_fused.CHUNK_ELEMENTS = 1 if case.narrow_blocks else 1 << 25
+        gated_sum_narrow.MAX_WIDTH = 0 if case.wide else 128
+        gated_sum_narrow.CHUNK_ELEMENTS = gated_sum_wide.CHUNK_ELEMENTS = 1 if case.chunked else 1 << 25
         results[name] = errors(case)
     print(json.dumps(results))
 

@@ -9,7 +9,8 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from nsr.kernels import gated_residual_sum, gated_sum_plain, path_for, segment_direction
+from nsr.kernels import gated_residual_sum, gated_sum_plain, path_for, segment_sum, unit_coefficient
+from nsr.kernels.gated_sum_tables import Tables
 
 SOURCES, TARGETS, MEMBERS = 12, 9, 50
 
@@ -63,14 +64,16 @@ def test_plain_path_is_the_formula(heads: int) -> None:
 def test_gradients_by_differences() -> None:
     tables, source, target, t = drawn(width=2, heads=1)
     assert torch.autograd.gradcheck(lambda *x: gated_residual_sum(*x[:-1], source, target, x[-1]), (*tables, t))
-    assert torch.autograd.gradcheck(lambda m, t: segment_direction(m, source, target, t, TARGETS), (tables[0], t))
+    assert torch.autograd.gradcheck(lambda m, t: segment_sum(m, source, target, t, TARGETS), (tables[0], t))
+    assert torch.autograd.gradcheck(lambda t: unit_coefficient(t, source, target, TARGETS), (t,))
 
 
 def test_direction_is_the_projection() -> None:
     tables, source, target, t = drawn(heads=2)
     with torch.no_grad():
         t[target == 3] = 0
-        u = segment_direction(tables[0], source, target, t, TARGETS)
+        t = unit_coefficient(t, source, target, TARGETS)
+        u = segment_sum(tables[0], source, target, t, TARGETS)
         residual = tables[0][source] - t.repeat_interleave(4, dim=1) * u[target]
         kept = torch.zeros_like(u).index_add(0, target, t.repeat_interleave(4, dim=1) * residual)
     assert kept.abs().max() < 1e-12, "the residuals are invisible to the sum"
@@ -93,7 +96,8 @@ def test_vmap(batched: str) -> None:
     t = t.detach()
 
     def one(tables: list[Tensor], t: Tensor) -> Tensor:
-        mean = segment_direction(tables[0], source, target, t, TARGETS)
+        t = unit_coefficient(t, source, target, TARGETS)
+        mean = segment_sum(tables[0], source, target, t, TARGETS)
         return gated_residual_sum(*tables[:3], mean, *tables[4:], source, target, t)
 
     own = batched == "coefficient"
@@ -114,7 +118,7 @@ class Layer(nn.Module):
 
     def forward(self, h: Tensor, source: Tensor, target: Tensor, t: Tensor) -> Tensor:
         m, nodes = self.message(h), h.shape[0]
-        u = segment_direction(m, source, target, t, nodes)
+        u = segment_sum(m, source, target, t, nodes)
         c = self.gate(u.to(h.dtype)).unsqueeze(1)
         return gated_residual_sum(
             m, self.gate(h), h, u, c, self.output.weight, self.output.bias, source, target, t
@@ -132,7 +136,8 @@ def test_operators_keep_the_contract() -> None:
     fresh = [x.detach().clone().requires_grad_() for x in (*tables, t)]
     options = (False, "fp32", False)
     torch.library.opcheck(torch.ops.nsr.gated_residual_sum.default, (*fresh[:-1], source, target, fresh[-1], *options))
-    torch.library.opcheck(torch.ops.nsr.segment_moments.default, (fresh[0], source, target, fresh[-1], TARGETS, False))
+    torch.library.opcheck(torch.ops.nsr.segment_sum.default, (fresh[0], source, target, fresh[-1], TARGETS, False))
+    torch.library.opcheck(torch.ops.nsr.unit_coefficient.default, (fresh[-1], source, target, TARGETS, False))
 
 
 def test_compiled_without_a_graph_break(layer_inputs: tuple[Tensor, ...]) -> None:
@@ -190,10 +195,10 @@ def test_memory_has_no_member_by_width_tensor() -> None:
             self.elements = max([self.elements, *(x.numel() for x in made if isinstance(x, Tensor))])
             return out
 
-    lead = [x.unsqueeze(0) for x in tables]
+    lead = Tables(*(x.unsqueeze(0) for x in tables))
     with Largest() as seen:
-        grad = gated_sum_plain.forward(*lead, source, target, t)
-        gated_sum_plain.backward(grad, *lead, source, target, t, True)
+        grad = gated_sum_plain.forward(lead, source, target, t)
+        gated_sum_plain.backward(grad, lead, source, target, t, True)
     assert seen.elements <= max(gated_sum_plain._CHUNK_ELEMENTS["cpu"], members) < width * members / 4
 
 
@@ -219,4 +224,4 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="expected 'fp32', 'tf32' or 'bf16'"):
         gated_residual_sum(*tables, source, target, t, precision="fp16")
     with pytest.raises(ValueError, match=r"expected \[E\], \[E\] and \[E, H\]"):
-        segment_direction(tables[0], source[:3], target, t, TARGETS)
+        segment_sum(tables[0], source[:3], target, t, TARGETS)

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("fused_on_cpu.py")
 # Relative to the fp64 twin. bf16 has 8 bits, two terms of it 16; the residual, the gate's product and the sum are fp32.
-BOUNDS = {"tf32": 2e-4, "bf16": 3e-2}
+BOUNDS = {"tf32": 1e-5, "bf16": 3e-2, "wide, bf16": 3e-2}
 CASES = (
     "empty rows",
     "one member a row",
@@ -19,10 +19,13 @@ CASES = (
     "no members",
     "heads, replicas",
     "heads, replicas, deterministic",
+    "chunks",
     "wide",
     "wide, deterministic",
+    "wide, replicas",
     "tf32",
     "bf16",
+    "wide, bf16",
 )
 
 
@@ -42,7 +45,7 @@ def test_equal_to_the_plain_twin(errors: dict[str, dict[str, float]], case: str)
 
 
 def test_narrow_products_are_narrower(errors: dict[str, dict[str, float]]) -> None:
-    assert errors["bf16"]["out"] > errors["tf32"]["out"] > errors["empty rows"]["out"]
+    assert errors["bf16"]["out"] > 100 * errors["tf32"]["out"]
 
 
 def test_interpreter_still_multiplies_bit_patterns(tmp_path: Path) -> None:

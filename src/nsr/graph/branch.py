@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nsr.graph.members import Members
-from nsr.kernels import gated_residual_sum, segment_direction
+from nsr.kernels import gated_residual_sum, segment_sum
 from nsr.residual.branch import Branch
 
 Source = Literal["residual", "raw", "aggregate"]
@@ -138,7 +138,7 @@ class GraphResidual(Branch):
 
         if self.source == "residual":
             coefficient = members.unit_coefficient()
-            mean = segment_direction(message, members.source, members.target, coefficient, members.num_targets)
+            mean = segment_sum(message, members.source, members.target, coefficient, members.num_targets)
         else:  # nothing is projected away
             coefficient = torch.zeros_like(members.coefficient)
             mean = message.new_zeros(members.num_targets, message.shape[1])

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsr.kernels import unit_coefficient
+
 
 @dataclass(frozen=True, eq=False)
 class Members:
@@ -44,10 +46,7 @@ class Members:
         The residual depends on the direction of ``t`` alone. Unit length keeps ``t_i u`` free of rounding where it
         matters: the only member of a node has :math:`t = \pm 1`, so its residual is exactly 0.
         """
-        t = self.coefficient.to(torch.promote_types(self.coefficient.dtype, torch.float32))
-        energy = t.new_zeros(self.num_targets, self.heads).index_add(0, self.target, t.square())
-        length = energy.where(energy > 0, 1.0).sqrt()
-        return t / length.index_select(0, self.target)
+        return unit_coefficient(self.coefficient, self.source, self.target, self.num_targets)
 
     def aggregate(self, table: Tensor) -> Tensor:
         """``sum_i t_i x_i`` of a source table, each head over its share of the channels: ``[S, D] -> [T, D]``."""

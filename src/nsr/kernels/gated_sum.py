@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from nsr.kernels import gated_sum_plain
+from nsr.kernels.gated_sum_tables import Tables
 from nsr.kernels.paths import Precision, choose
 from nsr.kernels.replicas import fold, one_by_one, unfold
 
@@ -60,7 +61,7 @@ def gated_residual_sum(
         messages: ``m``, source side.
         source_gate: ``a``, the source's share of the gate's hidden layer.
         target_gate: ``b``, the target's share.
-        mean: ``u``, the direction that the aggregation keeps, see :func:`segment_direction`; zeros turn the residual
+        mean: ``u``, the direction that the aggregation keeps, see :func:`segment_sum`; zeros turn the residual
             into the message itself.
         mean_gate: ``c``, the direction's share of the hidden layer, one a head.
         weight: ``W2``, ``[out, in]``.
@@ -108,13 +109,13 @@ def _forward(
     precision: str,
     deterministic: bool,
 ) -> Tensor:
-    args = (messages, source_gate, target_gate, mean, mean_gate, weight, bias, source, target, coefficient)
+    tables = Tables(messages, source_gate, target_gate, mean, mean_gate, weight, bias)
     with torch.autocast(messages.device.type, enabled=False):
         if not fused:
-            return gated_sum_plain.forward(*args)
+            return gated_sum_plain.forward(tables, source, target, coefficient)
         from nsr.kernels import gated_sum_fused
 
-        return gated_sum_fused.forward(*args, precision)
+        return gated_sum_fused.forward(tables, source, target, coefficient, precision)
 
 
 @torch.library.custom_op("nsr::gated_residual_sum_backward", mutates_args=())
@@ -135,15 +136,16 @@ def _backward(
     deterministic: bool,
     needs_coefficient: bool,
 ) -> list[Tensor]:
-    args = (messages, source_gate, target_gate, mean, mean_gate, weight, bias, source, target, coefficient)
+    tables = Tables(messages, source_gate, target_gate, mean, mean_gate, weight, bias)
+    args = (grad, tables, source, target, coefficient, needs_coefficient)
     with torch.autocast(messages.device.type, enabled=False):
         if not fused:
-            grads = gated_sum_plain.backward(grad, *args, needs_coefficient)
+            grads = gated_sum_plain.backward(*args)
         else:
             from nsr.kernels import gated_sum_fused
 
-            grads = gated_sum_fused.backward(grad, *args, needs_coefficient, precision, deterministic)
-    return [g for g in grads if g is not None]
+            grads = gated_sum_fused.backward(*args, precision, deterministic)
+    return [*grads.tables, *([] if grads.coefficient is None else [grads.coefficient])]
 
 
 @_forward.register_fake

@@ -11,21 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nsr.kernels.gated_sum_tables import Gradients, Tables
+
 # A chunk's tensors: a megabyte each on a CPU (they live in its cache), 64 MB on a GPU (few launches).
 _CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
-
-
-class Gradients(NamedTuple):
-    """Gradients of the gated residual sum, in the order of its arguments; ``None`` where not asked for."""
-
-    messages: Tensor
-    source_gate: Tensor
-    target_gate: Tensor
-    mean: Tensor
-    mean_gate: Tensor
-    weight: Tensor
-    bias: Tensor
-    coefficient: Tensor | None
 
 
 class _Chunk(NamedTuple):
@@ -41,80 +30,49 @@ class _Chunk(NamedTuple):
     residual: Tensor
 
 
-def forward(
-    messages: Tensor,
-    source_gate: Tensor,
-    target_gate: Tensor,
-    mean: Tensor,
-    mean_gate: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    source: Tensor,
-    target: Tensor,
-    coefficient: Tensor,
-) -> Tensor:
+def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor) -> Tensor:
     """``[R, T, D]``; shapes as in :func:`nsr.kernels.gated_residual_sum`, the replica axis always there."""
-    out = torch.zeros_like(target_gate)
-    for r in range(messages.shape[0]):
-        tables = (messages[r], source_gate[r], target_gate[r], mean[r], mean_gate[r], weight[r], bias[r])
-        for chunk in _chunks(*tables, source, target, coefficient):
+    out = torch.zeros_like(tables.target_gate)
+    for r in range(out.shape[0]):
+        for chunk in _chunks(tables.replica(r), source, target, coefficient):
             out[r].index_add_(0, chunk.target, chunk.gate.mul_(chunk.residual))
-    return out.mul_(_scale(target, target_gate))
+    return out.mul_(_scale(target, out))
 
 
 def backward(
-    grad: Tensor,
-    messages: Tensor,
-    source_gate: Tensor,
-    target_gate: Tensor,
-    mean: Tensor,
-    mean_gate: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    source: Tensor,
-    target: Tensor,
-    coefficient: Tensor,
-    needs_coefficient: bool,
+    grad: Tensor, tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor, needs_coefficient: bool
 ) -> Gradients:
     """Gradients of every argument of :func:`forward` from that of its result."""
-    tables = (messages, source_gate, target_gate, mean, mean_gate, weight, bias)
-    d_messages, d_source_gate, d_target_gate, d_mean, d_mean_gate, d_weight, d_bias = map(torch.zeros_like, tables)
+    sums = Tables(*map(torch.zeros_like, tables))
     d_coefficient = torch.zeros_like(coefficient) if needs_coefficient else None
-    scaled = grad * _scale(target, target_gate)
-    for r in range(messages.shape[0]):
-        sums = Gradients(
-            d_messages[r], d_source_gate[r], d_target_gate[r], d_mean[r], d_mean_gate[r], d_weight[r], d_bias[r],
-            d_coefficient,
-        )  # fmt: skip
-        mine = (messages[r], source_gate[r], target_gate[r], mean[r], mean_gate[r], weight[r], bias[r])
-        for chunk in _chunks(*mine, source, target, coefficient):
-            _accumulate(sums, chunk, scaled[r], mean[r], mean_gate[r], weight[r], coefficient)
-    return Gradients(
-        d_messages, d_source_gate, d_target_gate, d_mean, d_mean_gate, d_weight, d_bias, d_coefficient
-    )  # fmt: skip
+    scaled = grad * _scale(target, grad)
+    for r in range(grad.shape[0]):
+        mine, my_sums = tables.replica(r), Gradients(sums.replica(r), d_coefficient)
+        for chunk in _chunks(mine, source, target, coefficient):
+            _accumulate(my_sums, chunk, scaled[r], mine, coefficient)
+    return Gradients(sums, d_coefficient)
 
 
-def _accumulate(
-    grads: Gradients, chunk: _Chunk, grad: Tensor, mean: Tensor, mean_gate: Tensor, weight: Tensor, coefficient: Tensor
-) -> None:
+def _accumulate(sums: Gradients, chunk: _Chunk, grad: Tensor, tables: Tables, coefficient: Tensor) -> None:
     """Add one chunk's share to the gradients of one replica."""
-    heads, width = mean_gate.shape[1:]
+    heads, width = tables.mean_gate.shape[1:]
+    grads = sums.tables
     from_sum = grad.index_select(0, chunk.target)
     # g (1 - g) z dr: the gradient before the sigmoid; then g dr: that of the residual.
     d_logit = torch.ops.aten.sigmoid_backward(chunk.residual.mul_(from_sum), chunk.gate)
     d_residual = from_sum.mul_(chunk.gate)
     grads.weight.addmm_(d_logit.t(), chunk.hidden)
     grads.bias.add_(d_logit.sum(0))
-    d_before = torch.ops.aten.gelu_backward(torch.mm(d_logit, weight, out=chunk.hidden), chunk.before)
+    d_before = torch.ops.aten.gelu_backward(torch.mm(d_logit, tables.weight, out=chunk.hidden), chunk.before)
 
     grads.source_gate.index_add_(0, chunk.source, d_before)
     grads.target_gate.index_add_(0, chunk.target, d_before)
     grads.messages.index_add_(0, chunk.source, d_residual)
-    if grads.coefficient is not None:
-        by_head = d_residual.mul(mean.index_select(0, chunk.target)).unflatten(1, (heads, width // heads)).sum(2)
+    if sums.coefficient is not None:
+        by_head = d_residual.mul(tables.mean.index_select(0, chunk.target)).unflatten(1, (heads, width // heads)).sum(2)
         for h in range(heads):
-            by_head[:, h].add_(d_before.mul(mean_gate[:, h].index_select(0, chunk.target)).sum(1))
-        grads.coefficient[chunk.members].sub_(by_head)
+            by_head[:, h].add_(d_before.mul(tables.mean_gate[:, h].index_select(0, chunk.target)).sum(1))
+        sums.coefficient[chunk.members].sub_(by_head)
     grads.mean.index_add_(0, chunk.target, d_residual.mul_(chunk.per_channel), alpha=-1)
     for h in range(heads):
         t = coefficient[chunk.members, h : h + 1]
@@ -122,19 +80,9 @@ def _accumulate(
         grads.mean_gate[:, h].index_add_(0, chunk.target, d_before.mul_(t) if last else d_before * t, alpha=-1)
 
 
-def _chunks(
-    messages: Tensor,
-    source_gate: Tensor,
-    target_gate: Tensor,
-    mean: Tensor,
-    mean_gate: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    source: Tensor,
-    target: Tensor,
-    coefficient: Tensor,
-) -> Iterator[_Chunk]:
+def _chunks(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor) -> Iterator[_Chunk]:
     """One replica's members from the first to the last, a chunk at a time."""
+    messages, source_gate, target_gate, mean, mean_gate, weight, bias = tables
     heads, width = mean_gate.shape[1:]
     size = max(1, _CHUNK_ELEMENTS.get(messages.device.type, 1 << 18) // width)
     for start in range(0, source.shape[0], size):

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from nsr.kernels.member_order import MemberOrder
-from nsr.kernels.tiles import add_carry
+from nsr.kernels.row_runs import add_carry
 
 
 @cache
@@ -22,13 +22,13 @@ def num_programs(device: torch.device, per_multiprocessor: int) -> int:
     return per_multiprocessor * _multiprocessors(device.index or 0)
 
 
-def carry_for(out: Tensor, tiles: int) -> Tensor:
-    """Two partial rows a tile for the rows of ``out``, ``[R, T, ...]``."""
-    return out.new_empty(out.shape[0], tiles, 2, *out.shape[2:])
+def carry_for(out: Tensor, runs: int) -> Tensor:
+    """Two partial rows a run for the rows of ``out``, ``[R, T, ...]``."""
+    return out.new_empty(out.shape[0], runs, 2, *out.shape[2:])
 
 
-def finish_rows(order: MemberOrder, carry: Tensor, out: Tensor, members_per_tile: int) -> None:
-    """Add the carry of each tile to the rows of ``out`` that cross its borders, and zero the rows without members."""
+def finish_rows(order: MemberOrder, carry: Tensor, out: Tensor, members_per_run: int) -> None:
+    """Add the carry of each run to the rows of ``out`` that cross its borders, and zero the rows without members."""
     replicas, rows = out.shape[:2]
     if not rows:
         return
@@ -36,5 +36,5 @@ def finish_rows(order: MemberOrder, carry: Tensor, out: Tensor, members_per_tile
     block = min(256, triton.next_power_of_2(width))
     grid = (rows, triton.cdiv(width, block), replicas)
     add_carry[grid](
-        order.start, carry, out, rows, carry.shape[1], members_per_tile, width, BLOCK_W=block, num_warps=1
+        order.start, carry, out, rows, carry.shape[1], members_per_run, width, BLOCK_W=block, num_warps=1
     )  # fmt: skip

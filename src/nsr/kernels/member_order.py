@@ -28,6 +28,11 @@ class MemberOrder(NamedTuple):
         """What a kernel that sums over rows reads, in the order in which it takes it."""
         return self.row, self.other, self.member, self.rank, self.ranked
 
+    @property
+    def sums(self) -> tuple[Tensor, ...]:
+        """The same without the place in the caller's order, for kernels whose coefficients are sorted."""
+        return self.row, self.other, self.rank, self.ranked
+
 
 class _Entry(NamedTuple):
     storages: tuple[StorageWeakRef, ...]

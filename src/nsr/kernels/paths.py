@@ -64,13 +64,18 @@ def choose(
 def _obstacle(messages: Tensor, coefficient: Tensor) -> str | None:
     """Why the fused kernels cannot run on these tensors."""
     width, heads = messages.shape[-1], coefficient.shape[-1]
-    if torch.float64 in (messages.dtype, coefficient.dtype):
-        return "float64 input, which the fused kernels would round to float32"
     if width % 16 or width > _MAX_WIDTH:
         return f"width {width}, and the fused kernels take multiples of 16 up to {_MAX_WIDTH}"
     if heads > _MAX_HEADS:
         return f"{heads} heads, and the fused kernels take up to {_MAX_HEADS}"
-    return _device_obstacle(messages.device.type, messages.device.index)
+    return device_obstacle(messages) or device_obstacle(coefficient)
+
+
+def device_obstacle(x: Tensor) -> str | None:
+    """Why no fused kernel can run on a tensor like this, whatever its shape."""
+    if x.dtype == torch.float64:
+        return "float64 input, which the fused kernels would round to float32"
+    return _device_obstacle(x.device.type, x.device.index)
 
 
 @torch.compiler.assume_constant_result

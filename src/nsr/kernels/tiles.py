@@ -3,11 +3,11 @@
 A tile is a run of consecutive members sorted by row. Its rows are numbered by rank, and a row's sum is one line of the
 product of a 0-1 matrix (rank x member) with the members' values: exact, because every fp32 value is the sum of three
 bf16 terms. A row that lies inside a tile is stored at once; one that crosses a border leaves a partial sum in each of
-its tiles' carry, ``[tiles, 2, width]``, and :func:`add_carry` adds them up in the order of the tiles.
+its tiles' carry, ``[tiles, 2, width]``, see :mod:`nsr.kernels.row_runs`.
 """
 
 # A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, assignment"
 
 import triton
 import triton.language as tl
@@ -81,32 +81,6 @@ def load_rows(table_ptr, row, column, WIDTH: tl.constexpr):
     else:
         block = tl.load(table_ptr + at, mask=(column < WIDTH)[None, :], other=0.0)
     return block
-
-
-@triton.jit
-def add_carry(start_ptr, carry_ptr, out_ptr, rows, tiles, members_per_tile, stride, BLOCK_W: tl.constexpr):
-    """Finish the rows that cross a tile's border, and zero those without members; one row a program."""
-    row = tl.program_id(0)
-    replica = tl.program_id(2).to(tl.int64)
-    column = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
-    inside = column < stride
-    begin = tl.load(start_ptr + row)
-    end = tl.load(start_ptr + row + 1)
-    first = begin // members_per_tile
-    last = (end - 1) // members_per_tile
-    out_ptr += (replica * rows + row) * stride
-    if begin == end:
-        tl.store(out_ptr + column, tl.zeros([BLOCK_W], tl.float32), mask=inside)
-    elif first != last:
-        carry_ptr += replica * tiles * 2 * stride
-        # The row is the last of its first tile (slot 1) and the first of all others (slot 0).
-        total = tl.load(carry_ptr + (first.to(tl.int64) * 2 + 1) * stride + column, mask=inside, other=0.0)
-        lane = tl.arange(0, 16)
-        for tile in range(first + 1, last + 1, 16):
-            at = (tile + lane).to(tl.int64)[:, None] * 2 * stride + column[None, :]
-            within = (tile + lane <= last)[:, None] & inside[None, :]
-            total += tl.sum(tl.load(carry_ptr + at, mask=within, other=0.0), 0)
-        tl.store(out_ptr + column, total, mask=inside)
 
 
 @triton.jit
@@ -188,3 +162,47 @@ def gelu_parts(x):
     tail *= density
     cdf = tl.where(x >= 0, 1.0 - tail, tail)
     return cdf, density * 0.3989422804014327
+
+
+@triton.jit
+def round_to_bf16(x):
+    """``x`` rounded to the nearest value that bf16 holds, still fp32; integer operations only."""
+    return ((x.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def narrow(x):
+    """``x`` in bf16, rounded to nearest; Triton's interpreter (3.9) would cut the bits off."""
+    if INTERPRETED:
+        x = round_to_bf16(x)
+    return x.to(tl.bfloat16)
+
+
+@triton.jit
+def terms_of(x, TERMS: tl.constexpr):
+    """bf16 terms whose sum approximates the fp32 ``x``: 1 has 8 bits, 2 have 17, 3 are exact."""
+    if TERMS == 1:
+        terms = (narrow(x),)
+    else:
+        first = round_to_bf16(x)
+        if TERMS == 2:
+            terms = (first.to(tl.bfloat16), narrow(x - first))
+        else:
+            second = round_to_bf16(x - first)
+            terms = (first.to(tl.bfloat16), second.to(tl.bfloat16), narrow(x - first - second))
+    return terms
+
+
+@triton.jit
+def multiply(a, b, total, TRANS_A: tl.constexpr, TRANS_B: tl.constexpr, TERMS: tl.constexpr):
+    """``total + a @ b`` from bf16 terms, small products first; those below the last term's rounding are left out."""
+    for order in tl.static_range(TERMS):
+        for i in tl.static_range(TERMS - order):
+            x = a[i]
+            y = b[TERMS - 1 - order - i]
+            if TRANS_A:
+                x = tl.trans(x)
+            if TRANS_B:
+                y = tl.trans(y)
+            total = dot(x, y, total)
+    return total

@@ -1,0 +1,96 @@
+"""Device functions for sums over rows: a program walks over a run of members and keeps the open row's sum on chip.
+
+Members are sorted by row, rows with members are numbered by rank. A row that lies inside a run is stored at once. One
+that crosses a border leaves a partial sum in the carry of each of its runs, ``[runs, 2, width]``: slot 1 of the run
+where it begins, slot 0 of the others. :func:`add_carry` adds them up in the order of the runs, and zeroes the rows
+without members.
+"""
+
+# A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
+# mypy: disable-error-code="no-untyped-def"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def run_borders(rank_ptr, begin, end, members):
+    """Of a run: its first and its last rank, the rank that began before it and the one that goes on behind (or -1)."""
+    first = tl.load(rank_ptr + begin)
+    last = tl.load(rank_ptr + end - 1)
+    began = tl.where(tl.load(rank_ptr + begin - 1, mask=begin > 0, other=-1) == first, first, -1)
+    goes_on = tl.where(tl.load(rank_ptr + end, mask=end < members, other=-1) == last, last, -1)
+    return first, last, began, goes_on
+
+
+@triton.jit
+def add_rows(
+    total, value, rank, opened, newest, began, goes_on, ranked_ptr, scale_ptr, out_ptr, carry_ptr, stride, column,
+    WIDTH: tl.constexpr, AXIS: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Add a tile's members to the sum of the open row; store the rows that end in the tile, return the one open now.
+
+    Args:
+        total: Sum so far of the row of rank ``opened``, ``[channel]``.
+        value: What is summed; ``AXIS`` is that of the members.
+        rank: Rank of each member, -1 where there is none.
+        opened: Rank that was open before the tile.
+        newest: Rank of the tile's last member.
+        began, goes_on: See :func:`run_borders`.
+        stride: Elements from row to row of ``out``.
+        column: Channels of ``value``.
+        SCALED: Multiply each sum by its row's ``scale``.
+    """
+    for r in range(opened, newest):
+        total += row_sum(value, rank, r, AXIS)
+        close_row(total, r, began, goes_on, ranked_ptr, scale_ptr, out_ptr, carry_ptr, stride, column, WIDTH, SCALED)
+        total = tl.zeros_like(total)
+    return total + row_sum(value, rank, newest, AXIS)
+
+
+@triton.jit
+def row_sum(value, rank, r, AXIS: tl.constexpr):
+    """Sum ``value`` over the members of rank ``r``."""
+    return tl.sum(tl.where(tl.expand_dims(rank == r, 1 - AXIS), value, 0.0), AXIS)
+
+
+@triton.jit
+def close_row(
+    total, r, began, goes_on, ranked_ptr, scale_ptr, out_ptr, carry_ptr, stride, column,
+    WIDTH: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Store the sum of a rank in its row of ``out``, or in this run's carry where the row crosses a border."""
+    row = tl.load(ranked_ptr + r)
+    if SCALED:
+        total *= tl.load(scale_ptr + row)
+    at = out_ptr + row.to(tl.int64) * stride
+    if r == goes_on:
+        at = carry_ptr + stride
+    if r == began:
+        at = carry_ptr
+    tl.store(at + column, total, mask=column < WIDTH)
+
+
+@triton.jit
+def add_carry(start_ptr, carry_ptr, out_ptr, rows, runs, members_per_run, stride, BLOCK_W: tl.constexpr):
+    """Finish the rows that cross a border, and zero those without members; programs are (row, block, replica)."""
+    row = tl.program_id(0)
+    replica = tl.program_id(2).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    inside = column < stride
+    begin = tl.load(start_ptr + row)
+    end = tl.load(start_ptr + row + 1)
+    first = begin // members_per_run
+    last = (end - 1) // members_per_run
+    out_ptr += (replica * rows + row) * stride
+    if begin == end:
+        tl.store(out_ptr + column, tl.zeros([BLOCK_W], tl.float32), mask=inside)
+    elif first != last:
+        carry_ptr += replica * runs * 2 * stride
+        total = tl.load(carry_ptr + (first.to(tl.int64) * 2 + 1) * stride + column, mask=inside, other=0.0)
+        lane = tl.arange(0, 16)
+        for run in range(first + 1, last + 1, 16):
+            at = (run + lane).to(tl.int64)[:, None] * 2 * stride + column[None, :]
+            within = (run + lane <= last)[:, None] & inside[None, :]
+            total += tl.sum(tl.load(carry_ptr + at, mask=within, other=0.0), 0)
+        tl.store(out_ptr + column, total, mask=inside)

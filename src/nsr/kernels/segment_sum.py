@@ -1,0 +1,130 @@
+"""The weighted sum over the members of each row, ``y_v = sum_i t_i m_i``, without a tensor a member."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsr.kernels import segment_sum_plain
+from nsr.kernels.paths import choose
+from nsr.kernels.replicas import fold, one_by_one, unfold
+
+
+def segment_sum(
+    messages: Tensor,
+    source: Tensor,
+    target: Tensor,
+    coefficient: Tensor,
+    num_targets: int,
+    *,
+    fused: bool | None = None,
+) -> Tensor:
+    r"""Sum the members of each row with their coefficients.
+
+    .. math:: y_v = \sum_{i \in v} t_i\, m_{s(i)},
+
+    each head with its own coefficients. Coefficients of unit length (:func:`unit_coefficient`) make it the direction
+    that the aggregation keeps: the residual of a member is then :math:`m - t\, y_v`. Computed in fp32 (fp64 for fp64
+    input), without an ``[E, D]`` tensor in either direction; fused, in a fixed order.
+
+    Shapes:
+        ``messages`` ``[S, D]`` or, with replicas, ``[R, S, D]``; ``source``, ``target`` ``[E]``; ``coefficient``
+        ``[E, H]``; the result ``[T, D]`` or ``[R, T, D]`` with ``T = num_targets``.
+    """
+    if messages.dim() not in (2, 3):
+        raise ValueError(f"messages has shape {tuple(messages.shape)}; expected [S, D] or [R, S, D].")
+    if coefficient.dim() != 2 or coefficient.shape[1] < 1 or messages.shape[-1] % coefficient.shape[1]:
+        raise ValueError(
+            f"coefficient has shape {tuple(coefficient.shape)}; expected [E, H] with H a divisor of the width "
+            f"{messages.shape[-1]}. Give one coefficient a member as coefficient.unsqueeze(1)."
+        )
+    if not source.shape == target.shape == coefficient.shape[:1]:
+        raise ValueError(
+            f"source, target and coefficient have shapes {tuple(source.shape)}, {tuple(target.shape)} and "
+            f"{tuple(coefficient.shape)}; expected [E], [E] and [E, H]."
+        )
+    path = choose(messages, coefficient, fused=fused)
+    wide = torch.float64 if torch.float64 in (messages.dtype, coefficient.dtype) else torch.float32
+    single = messages.dim() == 2
+    lifted = (messages.unsqueeze(0) if single else messages).to(wide).contiguous()
+    total = _sum(lifted, source, target, coefficient.to(wide).contiguous(), num_targets, path.fused)
+    return total.squeeze(0) if single else total
+
+
+@torch.library.custom_op("nsr::segment_sum", mutates_args=())
+def _sum(
+    messages: Tensor, source: Tensor, target: Tensor, coefficient: Tensor, num_targets: int, fused: bool
+) -> Tensor:
+    if not fused:
+        return segment_sum_plain.forward(messages, source, target, coefficient, num_targets)
+    from nsr.kernels import segment_sum_fused
+
+    return segment_sum_fused.forward(messages, source, target, coefficient, num_targets)
+
+
+@torch.library.custom_op("nsr::segment_sum_backward", mutates_args=())
+def _sum_backward(
+    grad: Tensor,
+    messages: Tensor,
+    source: Tensor,
+    target: Tensor,
+    coefficient: Tensor,
+    fused: bool,
+    needs_coefficient: bool,
+) -> list[Tensor]:
+    args = (grad, messages, source, target, coefficient, needs_coefficient)
+    if not fused:
+        grads = segment_sum_plain.backward(*args)
+    else:
+        from nsr.kernels import segment_sum_fused
+
+        grads = segment_sum_fused.backward(*args)
+    return [g for g in grads if g is not None]
+
+
+@_sum.register_fake
+def _(messages: Tensor, source: Tensor, target: Tensor, coefficient: Tensor, num_targets: int, *_: Any) -> Tensor:
+    return messages.new_empty(messages.shape[0], num_targets, messages.shape[2])
+
+
+@_sum_backward.register_fake
+def _(
+    grad: Tensor,
+    messages: Tensor,
+    source: Tensor,
+    target: Tensor,
+    coefficient: Tensor,
+    fused: bool,
+    needs_coefficient: bool,
+) -> list[Tensor]:
+    return [torch.empty_like(x) for x in ([messages, coefficient] if needs_coefficient else [messages])]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.options = inputs[5:]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    needs_coefficient = ctx.needs_input_grad[3]
+    grads = _sum_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options, needs_coefficient)
+    return (grads[0], None, None, grads[1] if needs_coefficient else None, None, None)
+
+
+_sum.register_autograd(_differentiate, setup_context=_save)
+
+
+@_sum.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    if any(dim is not None for dim in in_dims[1:]):  # a graph or coefficients of its own for each sample
+        return one_by_one(_sum, info.batch_size, in_dims, args)[0], 0
+    return unfold(_sum(fold(args[0], in_dims[0], info.batch_size), *args[1:]), info.batch_size), 0
+
+
+@_sum_backward.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[list[Tensor], list[int]]:
+    if any(dim is not None for dim in in_dims[2:]) or args[-1]:  # the coefficients' gradient sums over replicas
+        grads = one_by_one(_sum_backward, info.batch_size, in_dims, args)
+        return grads, [0] * len(grads)
+    grad, messages = (fold(x, dim, info.batch_size) for x, dim in zip(args[:2], in_dims, strict=False))
+    return [unfold(_sum_backward(grad, messages, *args[2:])[0], info.batch_size)], [0]

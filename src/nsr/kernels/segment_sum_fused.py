@@ -1,0 +1,57 @@
+"""Launching the fused kernels of the weighted sum over members."""
+
+import torch
+import triton
+from torch import Tensor
+
+from nsr.kernels.launch import carry_for, finish_rows, num_programs
+from nsr.kernels.member_order import MemberOrder, member_order
+from nsr.kernels.segment_sum_kernels import coefficient_backward, weighted_sum
+
+BLOCK_ELEMENTS = 2048  # of the block that a warp sums: 64 registers a thread
+PROGRAMS = 16  # warps a multiprocessor
+
+
+def forward(messages: Tensor, source: Tensor, target: Tensor, coefficient: Tensor, num_targets: int) -> Tensor:
+    """As :func:`nsr.kernels.segment_sum_plain.forward`."""
+    return _sum(messages, coefficient, member_order(target, source, num_targets), num_targets)
+
+
+def backward(
+    grad: Tensor, messages: Tensor, source: Tensor, target: Tensor, coefficient: Tensor, needs_coefficient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """As :func:`nsr.kernels.segment_sum_plain.backward`; the sum to the sources runs over members sorted by source."""
+    replicas, sources, width = messages.shape
+    members, heads = coefficient.shape
+    d_messages = _sum(grad, coefficient, member_order(source, target, sources), sources)
+    if not needs_coefficient:
+        return d_messages, None
+    d_coefficient = torch.empty_like(coefficient)
+    if members:
+        coefficient_backward[(triton.cdiv(members, 64),)](
+            grad, messages, coefficient, source, target, d_coefficient,
+            replicas, sources, grad.shape[1], members,
+            HEADS=heads, HEAD_WIDTH=width // heads, BLOCK_E=64,
+            BLOCK_D=min(128, triton.next_power_of_2(width // heads)),
+        )  # fmt: skip
+    return d_messages, d_coefficient
+
+
+def _sum(x: Tensor, coefficient: Tensor, order: MemberOrder, rows: int) -> Tensor:
+    """``sum_i t_i x_i`` over the members of each row."""
+    members, heads = coefficient.shape
+    replicas, others, width = x.shape
+    out = x.new_empty(replicas, rows, width)
+    block_d = min(128, triton.next_power_of_2(width))
+    block_e = min(128, BLOCK_ELEMENTS // block_d)
+    blocks = triton.cdiv(members, block_e)
+    run = block_e * max(1, triton.cdiv(blocks, num_programs(out.device, PROGRAMS)))
+    carry = carry_for(out, triton.cdiv(members, run))
+    if members:
+        weighted_sum[(carry.shape[1], triton.cdiv(width, block_d), replicas)](
+            x, coefficient, order.other, order.member, order.rank, order.ranked,
+            out, carry, rows, others, members, run,
+            WIDTH=width, HEADS=heads, BLOCK_E=block_e, BLOCK_D=block_d, num_warps=1,
+        )  # fmt: skip
+    finish_rows(order, carry, out, run)
+    return out

@@ -18,7 +18,10 @@ import triton.language as tl
 from nsr.kernels.tokens.blocks import dot
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["stride_sample", "stride_class", "stride_row", "stride_column", "rows", "columns"],
+    do_not_specialize_on_alignment=["logit_ptr", "label_ptr"],
+)
 def cell_losses(
     logit_ptr,
     label_ptr,
@@ -82,7 +85,7 @@ def cell_losses(
     tl.store(grad_ptr + at, grad_corners, mask=at_corners)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "columns"], do_not_specialize_on_alignment=["scale_ptr"])
 def gather_corners(
     corner_ptr,
     scale_ptr,

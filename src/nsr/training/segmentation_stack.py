@@ -11,6 +11,7 @@ null-space branches, is asked of each for its share of the batch. A loss summed 
 that it has alone, so this is as good as training them one by one, which is its plain twin.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -305,6 +306,9 @@ def _run(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
                 if tensor.shape[:2] == x.shape[:2]:
                     torch._dynamo.maybe_mark_dynamic(tensor, 1)
-        return _compiled(function)(*arguments)
+        with warnings.catch_warnings():
+            # the compiler looks at the gradients of its arguments, of which not one is a leaf
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+            return _compiled(function)(*arguments)
 
     return call

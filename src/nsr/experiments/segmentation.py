@@ -153,7 +153,7 @@ class SegmentationLab:
             for branch in (branch for model in models for branch in model.vit.branches.values()):
                 branch.compile(dynamic=True)
         protocol = replace(protocol, seed=first.seed)
-        model = SegmenterStack(models) if self._stacks(protocol) else models[0]
+        model = SegmenterStack(models) if self._stacks(protocol) or len(models) > 1 else models[0]
         return SegmentationTrainer(model, self._feed(protocol), protocol, capture=capture, group=self.group)
 
     def run(

@@ -1,6 +1,7 @@
 """The token benchmarks run, compare what they say they compare, and write what the report reads."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from nsr.bench import token_models as models
 from nsr.bench.interleaved import interleaved
+from nsr.bench.side_by_side import building, measuring
 from nsr.cli import app
 from nsr.tokens import MergedViT
 
@@ -49,3 +51,32 @@ def test_arms_take_turns() -> None:
     times = interleaved(arms, torch.device("cpu"), rounds=3, seconds=0.0)
     assert calls[-6:] == ["a", "b"] * 3
     assert all(0 <= t.low <= t.median <= t.high for t in times.values())
+
+
+def test_nobody_measures_while_models_are_built() -> None:
+    """Two who build do so together; who measures waits for both."""
+    events: list[str] = []
+    both_build, may_end = threading.Barrier(3), threading.Event()
+
+    def build() -> None:
+        with building():
+            both_build.wait(10)
+            may_end.wait(10)
+            events.append("built")
+
+    def measure() -> None:
+        with measuring():
+            events.append("measured")
+
+    builders = [threading.Thread(target=build) for _ in range(2)]
+    for thread in builders:
+        thread.start()
+    both_build.wait(10)
+    measurer = threading.Thread(target=measure)
+    measurer.start()
+    measurer.join(0.2)
+    assert events == []
+    may_end.set()
+    for thread in (*builders, measurer):
+        thread.join(10)
+    assert events == ["built", "built", "measured"]

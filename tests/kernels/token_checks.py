@@ -220,14 +220,16 @@ def check_attention() -> None:
     for length, width in ((5, 16), (70, 64), (130, 24)):
         qkv = torch.randn(2, length, 3, 2, width)
         to_out = torch.randn(2, length, 2, width)
-        bias = torch.randn(2, length)
-        bias[0, length // 2 :] = -10_000.0
-        for given in (bias, None):
+        weight = torch.rand(2, length) + 0.1
+        weight[0, length // 2 :] = 0.0
+        for given in (weight, None):
             values = []
             for kind in (torch.float64, torch.float32, torch.bfloat16):
                 leaf = qkv.to(kind).requires_grad_()
                 if kind == torch.float64:
-                    out = biased_attention_reference(*leaf.permute(2, 0, 3, 1, 4).unbind(0), given).transpose(1, 2)
+                    out = biased_attention_reference(
+                        *leaf.permute(2, 0, 3, 1, 4).unbind(0), None if given is None else given.log()
+                    ).transpose(1, 2)
                 else:
                     out = kernels.attention(leaf, given)
                     assert torch.equal(out, kernels.attention(leaf.detach(), given))
@@ -235,6 +237,26 @@ def check_attention() -> None:
             for fast, bound in zip(values[1:], (1e-5, 0.02), strict=True):
                 for mine, expected in zip(fast, values[0], strict=True):
                     assert (mine - expected).norm() <= bound * expected.norm()
+        counted_attention(qkv, weight, to_out)
+
+
+def counted_attention(qkv: Tensor, weight: Tensor, to_out: Tensor) -> None:
+    """Behind its count a sample is as if it ended there, and gets 0."""
+    weight = weight.flip(0)  # the longer one has real keys at its end
+    counts = torch.tensor([qkv.shape[1], max(1, qkv.shape[1] // 3)], dtype=torch.int32)
+    leaf = qkv.clone().requires_grad_()
+    out = kernels.attention(leaf, weight, counts)
+    grad = torch.autograd.grad(out, leaf, to_out)[0]
+    for sample, count in enumerate(counts.tolist()):
+        cut = (slice(sample, sample + 1), slice(0, count))
+        alone = qkv[cut].clone().requires_grad_()
+        expected = kernels.attention(alone, weight[cut])
+        torch.testing.assert_close(out[cut], expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            grad[cut], torch.autograd.grad(expected, alone, to_out[cut])[0], rtol=1e-4, atol=1e-5
+        )
+        assert not out[sample, count:].any()
+        assert not grad[sample, count:].any()
 
 
 def check_model() -> None:

@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nsr.tokens.attention import MASKED, biased_attention, biased_attention_reference, key_bias
+from nsr.tokens.attention import (
+    MASKED,
+    biased_attention,
+    biased_attention_reference,
+    key_bias,
+    packed_attention,
+    sized_attention,
+)
 
 
 def inputs(width=16, tokens=13, dtype=torch.float64):
@@ -89,3 +96,15 @@ def test_bias_of_nothing_is_nothing():
     valid = torch.tensor([[True, False]])
     assert key_bias(None, valid).tolist() == [[0.0, MASKED]]
     assert key_bias(torch.tensor([[1, 5]]), valid).tolist() == [[0.0, MASKED]]
+
+
+def test_sizes_and_padding_become_the_bias_of_each_key():
+    qkv = torch.randn(2, 7, 3, 2, 8)
+    size = torch.randint(1, 5, (2, 7)).float()
+    valid = torch.arange(7) < torch.tensor([[7], [4]])
+    expected = biased_attention(*qkv.permute(2, 0, 3, 1, 4).unbind(0), key_bias(size, valid)).transpose(1, 2)
+    assert torch.equal(sized_attention(qkv, size, valid), expected)
+    assert torch.equal(packed_attention(qkv, key_bias(size, valid)), expected)
+    padded = qkv.clone()
+    padded[1, 4:] = torch.randn(3, 3, 2, 8)
+    assert torch.equal(sized_attention(padded, size, valid)[1, :4], expected[1, :4])

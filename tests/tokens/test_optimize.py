@@ -4,8 +4,8 @@ import pytest
 import timm
 import torch
 
-from nsr.tokens import MPM, MergedViT, TokenResidual, ToMe
-from nsr.tokens.optimize import optimize
+from nsr.tokens import MPM, MergedViT, Segmenter, TokenResidual, ToMe
+from nsr.tokens.optimize import _at_full_length, optimize
 
 
 def small(merger: ToMe | MPM) -> MergedViT:
@@ -40,3 +40,31 @@ def test_image_dependent_counts_run_uncaptured() -> None:
     vit, image = small(MPM(blocks=(0,))), torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(optimize(vit, 2, 64, compiled=False)(image), vit(image))
+
+
+def test_mpm_at_full_length_reads_no_value_and_gives_the_same() -> None:
+    """What a graph captures: static shapes all through, the modules of the model, its result."""
+    model, image = Segmenter(small(MPM(blocks=(0, 1))), 5).eval(), torch.randn(2, 3, 64, 64)
+    twin = _at_full_length(model)
+    assert [id(p) for p in twin.parameters()] == [id(p) for p in model.parameters()]
+    assert not model.vit.merger.keep_length  # type: ignore[union-attr]
+    with torch.no_grad():
+        torch.testing.assert_close(twin(image), model(image))
+        exported = torch.export.export(twin, (image,)).module()
+        torch.testing.assert_close(exported(image.flip(3)), model(image.flip(3)))
+
+
+def test_a_model_without_mpm_is_its_own_twin() -> None:
+    model = small(ToMe(r=3))
+    assert _at_full_length(model) is model
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("merger", [ToMe(r=3), MPM(blocks=(0, 1))], ids=["tome", "mpm"])
+def test_captured_equals_the_model(merger: ToMe | MPM) -> None:
+    model = small(merger).cuda()
+    fast = optimize(model, 2, 64, compiled=False)
+    for _ in range(3):
+        image = torch.randn(2, 3, 64, 64, device="cuda")
+        with torch.no_grad():
+            torch.testing.assert_close(fast(image), model(image), rtol=1e-4, atol=1e-4)

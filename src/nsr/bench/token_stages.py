@@ -5,51 +5,41 @@ from collections.abc import Callable
 import torch
 
 from nsr.bench import token_models as models
-from nsr.bench.interleaved import interleaved
 from nsr.tokens import TokenBranch, TokenResidual, tome_plan
-from nsr.tokens.branch import write_back
+from nsr.tokens.branch import EventCodes, spread_codes
 
 
-def stage_times(
-    size: tuple[int, int], batch: int, device: torch.device, dtype: torch.dtype, width: int = 192, head: int = 64
-) -> dict[str, float]:
-    """Milliseconds of each stage, summed over the merge events of one forward pass.
+def captured_stages(
+    size: tuple[int, int], batch: int, device: torch.device, dtype: torch.dtype, width: int = 192, heads: int = 3
+) -> dict[str, Callable[[], None]]:
+    """Each stage of the merge events of one forward pass, ready to be timed.
 
-    ``matching``: keys to plan. ``merging``: plan and tokens to merged tokens. ``nsr``: what the branch adds to that,
-    the write-back included.
+    ``match``: keys to plan. ``merge``: plan and tokens to merged tokens. ``merge_with_branch``: the same with the
+    branch, the spatial codes spread over the patches included; what it takes longer is what NSR costs.
     """
-    removed = models.schedule(size)[1]
     length = size[0] // 16 * (size[1] // 16) + 1
-    patches = length - 1
     events = []
-    for r in filter(None, removed):
-        metric = torch.randn(batch, length, head, device=device, dtype=dtype)
+    for r in filter(None, models.schedule(size)[1]):
+        keys = torch.randn(batch, heads, length, width // heads, device=device, dtype=dtype)
         x = torch.randn(batch, length, width, device=device, dtype=dtype)
-        covering = torch.randint(1, length, (batch, patches), device=device)
         branch = TokenBranch(width, TokenResidual()).to(device, dtype).eval().requires_grad_(False)
-        plan = tome_plan(metric, r)
+        plan = tome_plan(keys, r)
         assert plan is not None
-        events.append((metric, r, plan, x, branch, covering))
+        events.append((keys, r, plan, x, branch))
         length -= r
-    codes = torch.zeros(batch, patches, TokenResidual().code, device=device)
 
     def match() -> None:
-        for metric, r, *_ in events:
-            tome_plan(metric, r)
+        for keys, r, *_ in events:
+            tome_plan(keys, r)
 
     def merge() -> None:
-        for _, _, plan, x, _, _ in events:
+        for _, _, plan, x, _ in events:
             plan.merge(x)
 
     def merge_with_branch() -> None:
-        for _, _, plan, x, branch, covering in events:
-            _, written = branch.merge(plan, x)
-            codes.add_(write_back(written, covering))
+        spread_codes([EventCodes(branch.merge(plan, x)[1], plan) for _, _, plan, x, branch in events], num_prefix=1)
 
-    graphs = {stage.__name__: _captured(stage).replay for stage in (match, merge, merge_with_branch)}
-    times = interleaved(graphs, device, rounds=5, seconds=0.05)
-    merging, both = times["merge"].median, times["merge_with_branch"].median
-    return {"matching": times["match"].median, "merging": merging, "nsr": both - merging}
+    return {stage.__name__: _captured(stage).replay for stage in (match, merge, merge_with_branch)}
 
 
 @torch.inference_mode()

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from nsr.bench import token_models as models
 from nsr.bench.interleaved import interleaved, peak_memory
-from nsr.bench.token_stages import stage_times
+from nsr.bench.side_by_side import building, measure_cases, measuring
+from nsr.bench.token_stages import captured_stages
 from nsr.experiments.record import Record, command_line, environment
 from nsr.tokens import Segmenter
 from nsr.tokens.optimize import optimize
@@ -34,6 +35,10 @@ class Case:
 
     size: tuple[int, int]
     batch: int
+
+    def __str__(self) -> str:
+        """As results name it."""
+        return f"{self.size[0]}x{self.size[1]} batch {self.batch}"
 
 
 CASES = (Case((224, 224), 256), Case((512, 512), 32), Case((512, 1024), 16))
@@ -52,12 +57,8 @@ def bench_tokens(device: torch.device, cases: tuple[Case, ...], *, machine: str,
         quick: A few calls of what needs no compilation: shows that everything runs.
     """
     begin = time.perf_counter()
-    metrics: dict[str, Any] = {}
-    for case in cases:
-        torch.compiler.reset()  # one model more in the compiler's cache of a function and it would fall back to eager
-        metrics[f"{case.size[0]}x{case.size[1]} batch {case.batch}"] = _measure(case, device, quick)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    results = measure_cases(_measure, cases, device, quick)
+    metrics = {str(case): result for case, result in zip(cases, results, strict=True)}
     return Record(
         experiment="bench",
         cell={"bench": "tokens", "machine": machine},
@@ -74,18 +75,23 @@ def _dtype(device: torch.device) -> torch.dtype:
 
 
 def _measure(case: Case, device: torch.device, quick: bool) -> dict[str, Any]:
+    torch.compiler.reset()  # one model more in the compiler's cache of a function and it would fall back to eager
     dtype = _dtype(device)
     image = models.matched_inputs(case.batch, case.size, device, dtype)
     arms: dict[str, Callable[[], object]] = {}
     memory: dict[str, int | None] = {}
     on_gpu = device.type == "cuda"
-    for name, build, ways in _arms(on_gpu, quick):
-        torch.manual_seed(0)
-        model = models.PatchLogits(build(case.size)).to(device, dtype).eval().requires_grad_(False)
-        for way in ways:
-            arms[f"{name}, {way}"] = arm = _prepare(model, way, case, image)
-            memory[f"{name}, {way}"] = peak_memory(arm, device)
-    times = interleaved(arms, device, rounds=2 if quick else 7, seconds=0.02 if quick else 0.15)
+    with building():
+        for name, build, ways in _arms(on_gpu, quick):
+            torch.manual_seed(0)
+            model = models.PatchLogits(build(case.size)).to(device, dtype).eval().requires_grad_(False)
+            for way in ways:
+                arms[f"{name}, {way}"] = arm = _prepare(model, way, case, image)
+                memory[f"{name}, {way}"] = peak_memory(arm, device)
+        stages = captured_stages(case.size, case.batch, device, dtype) if on_gpu else {}
+    with measuring():
+        times = interleaved(arms, device, rounds=2 if quick else 7, seconds=0.02 if quick else 0.1)
+        stage_times = interleaved(stages, device, rounds=5, seconds=0.05)
     reference = times[REFERENCE if REFERENCE in times else CPU_REFERENCE].median
     result: dict[str, Any] = {
         name: {
@@ -97,7 +103,11 @@ def _measure(case: Case, device: torch.device, quick: bool) -> dict[str, Any]:
         for name, timing in times.items()
     }
     if on_gpu:
-        result["stages"] = stage_times(case.size, case.batch, device, dtype)
+        result["stages"] = {
+            "matching": stage_times["match"].median,
+            "merging": stage_times["merge"].median,
+            "nsr": stage_times["merge_with_branch"].median - stage_times["merge"].median,
+        }
     return result
 
 

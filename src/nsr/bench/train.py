@@ -14,6 +14,7 @@ from torch import nn
 
 from nsr.bench import token_models as models
 from nsr.bench.interleaved import interleaved, peak_memory
+from nsr.bench.side_by_side import building, measure_cases, measuring
 from nsr.bench.tokens import Case
 from nsr.experiments.record import Record, command_line, environment
 from nsr.tokens import Segmenter
@@ -24,7 +25,7 @@ from nsr.training.segmentation import autocast
 REFERENCE = "full, compiled and captured"
 CPU_REFERENCE = "full, eager"
 
-CASES = (Case((224, 224), 32), Case((512, 1024), 16))
+CASES = (Case((224, 224), 32), Case((512, 512), 32), Case((512, 1024), 16))
 CPU_CASES = (Case((224, 224), 2),)
 QUICK = (Case((64, 64), 2),)
 
@@ -32,12 +33,8 @@ QUICK = (Case((64, 64), 2),)
 def bench_train(device: torch.device, cases: tuple[Case, ...], *, machine: str, quick: bool = False) -> Record:
     """Measure a training step of every arm in every case; arguments as in :func:`nsr.bench.tokens.bench_tokens`."""
     begin = time.perf_counter()
-    metrics = {}
-    for case in cases:
-        torch.compiler.reset()
-        metrics[f"{case.size[0]}x{case.size[1]} batch {case.batch}"] = _measure(case, device, quick)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    results = measure_cases(_measure, cases, device, quick)
+    metrics = {str(case): result for case, result in zip(cases, results, strict=True)}
     return Record(
         experiment="bench",
         cell={"bench": "train", "machine": machine},
@@ -54,15 +51,18 @@ def _precision(device: torch.device) -> str:
 
 
 def _measure(case: Case, device: torch.device, quick: bool) -> dict[str, Any]:
+    torch.compiler.reset()
     arms: dict[str, Callable[[], None]] = {}
     memory: dict[str, int | None] = {}
-    for name, build, ways in _arms(device.type == "cuda"):
-        for way in ways:
-            torch.manual_seed(0)
-            arm = _step(build(case.size).to(device).train(), way, case, device)
-            memory[f"{name}, {way}"] = peak_memory(arm, device)
-            arms[f"{name}, {way}"] = arm
-    times = interleaved(arms, device, rounds=2 if quick else 7, seconds=0.02 if quick else 0.2)
+    with building():
+        for name, build, ways in _arms(device.type == "cuda"):
+            for way in ways:
+                torch.manual_seed(0)
+                arm = _step(build(case.size).to(device).train(), way, case, device)
+                memory[f"{name}, {way}"] = peak_memory(arm, device)
+                arms[f"{name}, {way}"] = arm
+    with measuring():
+        times = interleaved(arms, device, rounds=2 if quick else 5, seconds=0.02 if quick else 0.15)
     reference = times[REFERENCE if REFERENCE in times else CPU_REFERENCE].median
     return {
         name: {

@@ -43,20 +43,39 @@ def key_bias(size: Tensor | None, valid: Tensor | None) -> Tensor | None:
     return bias.masked_fill(~valid, MASKED)
 
 
-def packed_attention(qkv: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
-    """Attention with one bias a key, from queries, keys and values as their common projection leaves them.
+def sized_attention(qkv: Tensor, size: Tensor | None, valid: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """Attention that counts each key ``size`` times and padding not at all.
 
-    On CUDA in half precision a kernel adds the bias in its registers; elsewhere it is :func:`biased_attention`.
+    On CUDA in half precision a kernel weighs the keys in its registers and skips padding; elsewhere it is
+    :func:`biased_attention`. What padding itself gets is of no use.
 
-    Shapes:
-        ``qkv``: ``[B, N, 3, H, d_h]``; ``bias``: ``[B, N]``; the result ``[B, N, H, d_h]``.
+    Args:
+        qkv: Queries, keys and values as their common projection leaves them, ``[B, N, 3, H, d_h]``.
+        size: ``[B, N]``; all 1 if not given.
+        valid: ``False`` at padding, which is at the end, ``[B, N]``; ``None`` where there is none.
+        dropout: Of the attention weights.
+
+    Returns:
+        ``[B, N, H, d_h]``.
     """
-    half = qkv.dtype in (torch.float16, torch.bfloat16)
-    constant = bias is None or not kernels.needs_grad(bias)
-    if bias is not None and half and constant and dropout == 0 and kernels.use_kernels(qkv):
-        return kernels.attention(qkv, bias)
+    if (size is not None or valid is not None) and _in_kernel(qkv, size, dropout):
+        return kernels.attention(qkv, size, None if valid is None else valid.sum(1, dtype=torch.int32))
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    return biased_attention(q, k, v, key_bias(size, valid), dropout).transpose(1, 2)
+
+
+def packed_attention(qkv: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """The same from the bias ``[B, N]`` of each key."""
+    if bias is not None and _in_kernel(qkv, bias, dropout):
+        return kernels.attention(qkv, bias.exp())
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     return biased_attention(q, k, v, bias, dropout).transpose(1, 2)
+
+
+def _in_kernel(qkv: Tensor, of_keys: Tensor | None, dropout: float) -> bool:
+    """Whether the kernel can do it: half precision, no gradient to what weighs the keys."""
+    half = qkv.dtype in (torch.float16, torch.bfloat16)
+    return half and dropout == 0 and not kernels.needs_grad(of_keys) and kernels.use_kernels(qkv)
 
 
 def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:

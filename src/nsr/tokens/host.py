@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nsr.kernels.tokens import use_kernels
-from nsr.tokens.attention import biased_attention, packed_attention
+from nsr.tokens.attention import biased_attention, key_bias, sized_attention
 
 
 def require_plain_vit(backbone: nn.Module) -> VisionTransformer:
@@ -124,11 +124,11 @@ class Attended(NamedTuple):
     keys: Tensor
 
 
-def attention_half(block: Block, x: Tensor, bias: Tensor | None) -> Attended:
-    """``x + attn(norm1(x))`` with a bias ``[B, N]`` for the keys."""
+def attention_half(block: Block, x: Tensor, size: Tensor | None, valid: Tensor | None) -> Attended:
+    """``x + attn(norm1(x))``, each key counted ``size`` times; ``valid`` is ``False`` at padding: ``[B, N]`` both."""
     assert isinstance(block.attn, Attention)
     normed = block.norm1(x)
-    out, keys = _attend(block.attn, normed, bias)
+    out, keys = _attend(block.attn, normed, size, valid)
     return Attended(x + block.drop_path1(block.ls1(out)), normed, keys)
 
 
@@ -137,17 +137,17 @@ def mlp_half(block: Block, x: Tensor) -> Tensor:
     return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
 
 
-def _attend(attn: Attention, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attend(attn: Attention, x: Tensor, size: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     batch, tokens, _ = x.shape
     qkv = attn.qkv(x).reshape(batch, tokens, 3, attn.num_heads, -1)
     dropout = attn.attn_drop.p if attn.training else 0.0
     if isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity):
-        out = packed_attention(qkv, bias, dropout)  # shape: [B, N, H, d_h]
+        out = sized_attention(qkv, size, valid, dropout)  # shape: [B, N, H, d_h]
         k = qkv[:, :, 1].transpose(1, 2)
     else:
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # shape: [B, H, N, d_h]
         q, k = attn.q_norm(q), attn.k_norm(k)
-        out = biased_attention(q, k, v, bias, dropout).transpose(1, 2)
+        out = biased_attention(q, k, v, key_bias(size, valid), dropout).transpose(1, 2)
     out = attn.norm(out.reshape(batch, tokens, -1))
     gate = getattr(attn, "gate", None)  # only recent versions of timm have gated attention
     if gate is not None:

@@ -81,19 +81,27 @@ def bipartite_plan(
 
 
 def leader_plan(
-    leader: Tensor, *, size: Tensor | None = None, valid: Tensor | None = None, late: Tensor | None = None
+    leader: Tensor,
+    *,
+    size: Tensor | None = None,
+    valid: Tensor | None = None,
+    late: Tensor | None = None,
+    keep_length: bool = False,
 ) -> MergePlan:
     """The plan of a matching whose counts depend on the image: shorter samples are padded at the end.
 
-    The one place that reads values back from the device, once: the length of the longest sample has to be known.
+    The one place that reads values back from the device, once: the length of the longest sample has to be known. With
+    ``keep_length`` nothing is read, and what merged away stays as padding.
 
     Args:
         leader: The token whose group each token joins, ``[B, N]``; its own position if it leads one itself.
         size: Shares within a group are proportional to it, ``[B, N]``; all 1 if not given.
         valid: Which tokens are real, ``[B, N]``; all if not given.
         late: Which leaders come after all others in the new order, ``[N]``; otherwise leaders keep their order.
+        keep_length: Pad to the length there was.
     """
-    position = torch.arange(leader.shape[1], device=leader.device)
+    length = leader.shape[1]
+    position = torch.arange(length, device=leader.device)
     real = torch.ones_like(leader, dtype=torch.bool) if valid is None else valid
     leads = (leader == position) & real
     if late is None:
@@ -102,7 +110,10 @@ def leader_plan(
         early = leads & ~late
         new_position = torch.where(late, early.sum(1, keepdim=True) + (leads & late).cumsum(1) - 1, early.cumsum(1) - 1)
     count = leads.sum(1)
-    longest, shortest, removed = torch.stack([count.max(), count.min(), (real.sum(1) - count).max()]).tolist()
+    if keep_length:
+        longest, shortest, removed = length, 0, length - 1
+    else:
+        longest, shortest, removed = torch.stack([count.max(), count.min(), (real.sum(1) - count).max()]).tolist()
     # padding joins the padding of its sample; the longest sample has none, and there weight 0 keeps it out
     group = torch.where(real, new_position.gather(1, leader), count.clamp(max=longest - 1).unsqueeze(1))
     size = torch.ones_like(group, dtype=torch.float32) if size is None else size.detach().float()
@@ -112,7 +123,7 @@ def leader_plan(
         share,
         longest,
         # a group of k members removes k - 1 of them, and k <= 2 (k - 1)
-        max_merged=2 * removed,
+        max_merged=min(2 * removed, length),
         valid=None if longest == shortest else position[:longest] < count.unsqueeze(1),
         layout=layout,
     )

@@ -22,9 +22,12 @@ class MPM(MergeRule):
 
     Args:
         blocks: Blocks ahead of which to merge, counted from 0, ascending.
+        keep_length: Keep the length of the sequence, so that no value is read back from the device and launches can be
+            captured; what merged away becomes padding that attention skips. The result is the same.
     """
 
     blocks: tuple[int, ...]
+    keep_length: bool = field(default=False, kw_only=True, repr=False)
     proportional: bool = field(default=False, init=False)
 
     where: ClassVar[Literal["before_block"]] = "before_block"
@@ -58,10 +61,14 @@ class MPM(MergeRule):
         grid: tuple[int, int] | None = None,
     ) -> MergePlan | None:
         """See :func:`mpm_plan`."""
-        return mpm_plan(metric, num_prefix=num_prefix, valid=valid) if layer in self.blocks else None
+        if layer not in self.blocks:
+            return None
+        return mpm_plan(metric, num_prefix=num_prefix, valid=valid, keep_length=self.keep_length)
 
 
-def mpm_plan(tokens: Tensor, *, num_prefix: int = 1, valid: Tensor | None = None) -> MergePlan | None:
+def mpm_plan(
+    tokens: Tensor, *, num_prefix: int = 1, valid: Tensor | None = None, keep_length: bool = False
+) -> MergePlan | None:
     r"""Merge mutual nearest neighbours.
 
     With :math:`b(i) = \arg\max_{j \neq i} \cos(x_i, x_j)`, tokens ``i`` and ``b(i)`` merge where ``b(b(i)) = i``. A
@@ -71,6 +78,7 @@ def mpm_plan(tokens: Tensor, *, num_prefix: int = 1, valid: Tensor | None = None
         tokens: What is compared, ``[B, N, D]``.
         num_prefix: Leading tokens that never merge.
         valid: Which tokens are real, ``[B, N]``; all if not given.
+        keep_length: Pad to the length of ``tokens`` rather than to the longest sample, which has to be read back.
 
     Returns:
         The plan, padded to the longest sample, or ``None`` where there are fewer than two patch tokens.
@@ -87,7 +95,7 @@ def mpm_plan(tokens: Tensor, *, num_prefix: int = 1, valid: Tensor | None = None
         mutual = mutual & real & real.gather(1, nearest)
     leader = torch.where(mutual, torch.minimum(nearest, patch), patch)
     prefix = torch.arange(num_prefix, device=tokens.device).expand(batch, -1)
-    return leader_plan(torch.cat([prefix, num_prefix + leader], dim=1), valid=valid)
+    return leader_plan(torch.cat([prefix, num_prefix + leader], dim=1), valid=valid, keep_length=keep_length)
 
 
 def nearest_other(tokens: Tensor, valid: Tensor | None) -> Tensor:

@@ -1,15 +1,19 @@
 """Inference at a fixed batch and image size: compiled, and replayed as one CUDA graph.
 
 A merged ViT is many small launches. At a fixed shape they are recorded once, and a call is one copy of the images and
-one replay. ToMe, PiToMe and DTEM have static shapes; rules whose counts depend on the image (MPM, ALGM) read a length
-back from the device at every event, which no graph can record: they are refused, with the reason.
+one replay. ToMe, PiToMe and DTEM have static shapes. The counts of MPM and ALGM depend on the image, and reading a
+length back from the device is something that no graph can record: MPM is captured at the full length, with padding
+that attention skips; ALGM is refused, with the reason.
 """
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from nsr.tokens.mpm import MPM
 from nsr.tokens.rule import MergeRule
 from nsr.tokens.vit import MergedViT
 
@@ -100,11 +104,13 @@ def optimize(
     capture = on_gpu if capture is None else capture
     if capture and not on_gpu:
         raise ValueError(f"capture=True needs the model on a GPU; it is on {parameter.device}.")
+    if capture:
+        model = _at_full_length(model)
     growing = _image_dependent(model)
     if capture and growing is not None:
         raise ValueError(
             f"{growing} merges a number of tokens that depends on the image, so its launches cannot be captured. Give "
-            "capture=False, or use ToMe, PiToMe or DTEM."
+            "capture=False, or use ToMe, PiToMe, DTEM or MPM."
         )
     height, width = (size, size) if isinstance(size, int) else size
     example = torch.randn(batch, 3, height, width, device=parameter.device, dtype=parameter.dtype)
@@ -112,10 +118,26 @@ def optimize(
     return Optimized(run, example, capture=capture)
 
 
+def _at_full_length(model: nn.Module) -> nn.Module:
+    """The model, of the same modules, with an MPM that keeps the length of the sequence; itself if it has no MPM."""
+    if isinstance(model, MergedViT) and isinstance(model.merger, MPM):
+        vit = copy.copy(model)
+        vit.merger = replace(model.merger, keep_length=True)
+        return vit
+    children = {name: _at_full_length(child) for name, child in model.named_children()}
+    if all(child is model._modules[name] for name, child in children.items()):
+        return model
+    twin = copy.copy(model)
+    twin._modules = {**model._modules, **children}
+    return twin
+
+
 def _image_dependent(model: nn.Module) -> MergeRule | None:
-    """The rule of this model whose counts depend on the image, if it has one."""
+    """The rule of this model whose shapes depend on the image, if it has one."""
     for module in model.modules():
         if isinstance(module, MergedViT) and module.merger is not None:
+            if isinstance(module.merger, MPM) and module.merger.keep_length:
+                continue
             patches = module.backbone.patch_embed.num_patches
             if any(module.merger.merge_count(layer, patches, module.depth) is None for layer in module.layers):
                 return module.merger

@@ -40,8 +40,7 @@ class Segmenter(nn.Module):
     def patch_logits(self, image: Tensor) -> Tensor:
         """Logits at the resolution of the patch grid, ``[B, K, h, w]``: what a loss at low resolution wants."""
         grid = host.grid_of(self.vit.backbone, image)
-        features = self.vit.forward_features(image)[:, self.vit.num_prefix_tokens :]
-        return self.head(self.norm(features)).transpose(1, 2).unflatten(2, grid)
+        return self.head(self.norm(self.vit.forward_patches(image))).transpose(1, 2).unflatten(2, grid)
 
     def sliding_window(self, image: Tensor, window: tuple[int, int], stride: tuple[int, int], batch: int = 8) -> Tensor:
         """Logits for images larger than the window: overlapping windows, averaged where they overlap.

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nsr.tokens import host
-from nsr.tokens.attention import key_bias
 from nsr.tokens.branch import EventCodes, SpatialDecoder, TokenBranch, TokenResidual, spread_codes
 from nsr.tokens.dtem import DTEM
 from nsr.tokens.plan import MergePlan
@@ -134,6 +133,14 @@ class MergedViT(nn.Module):
             state = self.step(block, state, grid)
         return self.restore(state, norm=True)
 
+    def forward_patches(self, image: Tensor) -> Tensor:
+        """Those features without the prefix tokens, ``[B, N0, D]``: what a dense head reads."""
+        grid = host.grid_of(self.backbone, image)
+        state = self.start(image)
+        for block in range(self.depth):
+            state = self.step(block, state, grid)
+        return self._unmerged(self.backbone.norm(state.x), state)
+
     def forward_intermediates(
         self,
         image: Tensor,
@@ -188,10 +195,16 @@ class MergedViT(nn.Module):
         x = self.backbone.norm(state.x) if norm else state.x
         if state.token_of_patch is None:
             return x
+        return torch.cat([x[:, : self.num_prefix_tokens], self._unmerged(x, state)], dim=1)
+
+    def _unmerged(self, x: Tensor, state: TokenState) -> Tensor:
+        """The patches of tokens ``x`` ``[B, N, D]``, with what the spatial path adds: ``[B, N0, D]``."""
+        if state.token_of_patch is None:
+            return x[:, self.num_prefix_tokens :]
         patches = x.gather(1, state.token_of_patch.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
         if self.spatial is not None and self.spatial.enabled and any(event.codes is not None for event in state.codes):
             patches = patches + self.spatial(spread_codes(state.codes, self.num_prefix_tokens)).to(patches.dtype)
-        return torch.cat([x[:, : self.num_prefix_tokens], patches], dim=1)
+        return patches
 
     def _step(self, index: int, state: TokenState, grid: tuple[int, int], observe: Observer | None) -> TokenState:
         block, merger = self.backbone.blocks[index], self.merger
@@ -200,10 +213,10 @@ class MergedViT(nn.Module):
         if merger is not None and merges and merger.where == "before_block":
             state = self._merge(index, state, state.x, grid, observe)
             merges = False
-        bias = key_bias(state.size if merger is not None and merger.proportional else None, state.valid)
-        if bias is None and not merges:
+        size = state.size if merger is not None and merger.proportional else None
+        if size is None and state.valid is None and not merges:
             return state._replace(x=block(state.x))
-        attended = host.attention_half(block, state.x, bias)
+        attended = host.attention_half(block, state.x, size, state.valid)
         state = state._replace(x=attended.x)
         if merges:
             state = self._merge(index, state, self._metric(index, attended), grid, observe)

@@ -1,4 +1,4 @@
-"""Attention with one bias a key: reads queries, keys and values where the projection left them, and pads nothing."""
+"""Attention with one weight a key: reads queries, keys and values where the projection left them, and pads nothing."""
 
 import math
 from typing import Any
@@ -7,17 +7,19 @@ import torch
 from torch import Tensor
 
 
-def attention(qkv: Tensor, bias: Tensor | None) -> Tensor:
-    """``softmax(q kᵀ / √d_h + bias_key) v``; differentiable in ``qkv``.
+def attention(qkv: Tensor, weight: Tensor | None, count: Tensor | None = None) -> Tensor:
+    """``softmax(q kᵀ / √d_h + log weight_key) v``; differentiable in ``qkv``.
+
+    Where ``count`` is given, a sample has that many tokens; what lies behind them is left out and gets 0.
 
     Shapes:
-        ``qkv``: ``[B, N, 3, H, d_h]``; ``bias``: ``[B, N]``; the result ``[B, N, H, d_h]``.
+        ``qkv``: ``[B, N, 3, H, d_h]``; ``weight``: ``[B, N]``; ``count``: ``[B]``, int32; result ``[B, N, H, d_h]``.
     """
-    return _attention(qkv, bias, torch.is_grad_enabled() and qkv.requires_grad)[0]
+    return _attention(qkv, weight, count, torch.is_grad_enabled() and qkv.requires_grad)[0]
 
 
 @torch.library.custom_op("nsr::attention", mutates_args=())
-def _attention(qkv: Tensor, bias: Tensor | None, levelled: bool) -> tuple[Tensor, Tensor]:
+def _attention(qkv: Tensor, weight: Tensor | None, count: Tensor | None, levelled: bool) -> tuple[Tensor, Tensor]:
     import triton
 
     from nsr.kernels.tokens.attention_kernels import attend
@@ -25,60 +27,63 @@ def _attention(qkv: Tensor, bias: Tensor | None, levelled: bool) -> tuple[Tensor
     qkv = qkv.contiguous()
     batch, length, _, heads, width = qkv.shape
     out, level = _outputs(qkv, levelled)
-    block_q, block_k, stages = (64, 128, 2) if length > 700 else (128, 64, 3) if length > 256 else (64, 32, 3)
+    block_q, block_k, stages = (64, 128, 2) if length > 256 else (64, 32, 3)
     attend[(triton.cdiv(length, block_q), batch * heads)](
-        *qkv.unbind(2), qkv if bias is None else bias.float().contiguous(), out, level,
+        *qkv.unbind(2), qkv if weight is None else weight.float().contiguous(), qkv if count is None else count,
+        out, level,
         qkv.stride(0), qkv.stride(1), qkv.stride(3), heads, length, _scale(width),
         WIDTH=width, BLOCK_D=max(16, triton.next_power_of_2(width)), BLOCK_Q=block_q, BLOCK_K=block_k,
-        BIASED=bias is not None, LEVELLED=levelled, num_warps=4, num_stages=stages,
+        WEIGHTED=weight is not None, COUNTED=count is not None, LEVELLED=levelled, num_warps=4, num_stages=stages,
     )  # fmt: skip
     return out, level
 
 
 @_attention.register_fake
-def _(qkv: Tensor, bias: Tensor | None, levelled: bool) -> tuple[Tensor, Tensor]:
+def _(qkv: Tensor, weight: Tensor | None, count: Tensor | None, levelled: bool) -> tuple[Tensor, Tensor]:
     return _outputs(qkv, levelled)
 
 
 @torch.library.custom_op("nsr::attention_backward", mutates_args=())
-def _attention_backward(grad: Tensor, out: Tensor, level: Tensor, qkv: Tensor, bias: Tensor | None) -> Tensor:
+def _attention_backward(
+    grad: Tensor, out: Tensor, level: Tensor, qkv: Tensor, weight: Tensor | None, count: Tensor | None
+) -> Tensor:
     import triton
 
     from nsr.kernels.tokens.attention_backward import attend_backward_keys, attend_backward_queries
 
     qkv, grad = qkv.contiguous(), grad.contiguous()
     batch, length, _, heads, width = qkv.shape
-    bias = level.new_zeros(batch, length) if bias is None else bias.float().contiguous()
+    weight = level.new_ones(batch, length) if weight is None else weight.float().contiguous()
     to_qkv = torch.empty_like(qkv)
     delta = torch.empty_like(level)
     q, k, v = qkv.unbind(2)
     to_q, to_k, to_v = to_qkv.unbind(2)
     strides = (qkv.stride(0), qkv.stride(1), qkv.stride(3))
-    shape = {"WIDTH": width, "BLOCK_D": max(16, triton.next_power_of_2(width))}
-    block_q, block_k = 64, 64
-    attend_backward_queries[(triton.cdiv(length, block_q), batch * heads)](
-        q, k, v, bias, out, grad, level, delta, to_q, *strides, *strides, heads, length, _scale(width),
-        BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=4, num_stages=2, **shape,
+    counts = qkv if count is None else count
+    shape = {"WIDTH": width, "BLOCK_D": max(16, triton.next_power_of_2(width)), "COUNTED": count is not None}
+    attend_backward_queries[(triton.cdiv(length, 64), batch * heads)](
+        q, k, v, weight, counts, out, grad, level, delta, to_q, *strides, *strides, heads, length, _scale(width),
+        BLOCK_Q=64, BLOCK_K=128, num_warps=4, num_stages=2, **shape,
     )  # fmt: skip
-    attend_backward_keys[(triton.cdiv(length, block_k), batch * heads)](
-        q, k, v, bias, grad, level, delta, to_k, to_v, *strides, *strides, heads, length, _scale(width),
-        BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=4, num_stages=2, **shape,
+    attend_backward_keys[(triton.cdiv(length, 128), batch * heads)](
+        q, k, v, weight, counts, grad, level, delta, to_k, to_v, *strides, *strides, heads, length, _scale(width),
+        BLOCK_Q=32, BLOCK_K=128, num_warps=4, num_stages=3, **shape,
     )  # fmt: skip
     return to_qkv
 
 
 @_attention_backward.register_fake
-def _(grad: Tensor, out: Tensor, level: Tensor, qkv: Tensor, bias: Tensor | None) -> Tensor:
+def _(grad: Tensor, out: Tensor, level: Tensor, qkv: Tensor, weight: Tensor | None, count: Tensor | None) -> Tensor:
     return torch.empty_like(qkv, memory_format=torch.contiguous_format)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output, *inputs[:2])
+    ctx.save_for_backward(*output, *inputs[:3])
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-    return _attention_backward(grad, *ctx.saved_tensors), None, None
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+    return _attention_backward(grad, *ctx.saved_tensors), None, None, None
 
 
 _attention.register_autograd(_differentiate, setup_context=_save)

@@ -1,10 +1,10 @@
-"""The gradient of attention with one bias a key: scores are made again, tile by tile, nothing quadratic is kept.
+"""The gradient of attention with one weight a key: scores are made again, tile by tile, nothing quadratic is kept.
 
-With ``p = softmax(q kᵀ / √d_h + bias)``, ``o = p v`` and ``δ_i = Σ_d do_id o_id``::
+With ``p`` in proportion to ``w exp(q kᵀ / √d_h)``, ``o = p v`` and ``δ_i = Σ_d do_id o_id``::
 
     dp = do vᵀ     ds = p ⊙ (dp - δ)     dv = pᵀ do     dk = dsᵀ q / √d_h     dq = ds k / √d_h
 
-The bias gets no gradient: sizes are counts. Sums run in a fixed order, nothing is atomic.
+Weights of keys get no gradient: sizes are counts. Sums run in a fixed order, nothing is atomic.
 """
 
 # A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
@@ -29,6 +29,16 @@ def load_tile(ptr, row, stride, length, d, WIDTH: tl.constexpr, BLOCK_D: tl.cons
 
 
 @triton.jit
+def count_of(count_ptr, first, length, COUNTED: tl.constexpr):
+    """Tokens of a sample; 0 for a tile that begins behind them."""
+    if COUNTED:
+        count = tl.load(count_ptr)
+        return tl.where(first < count, count, 0)
+    else:
+        return length
+
+
+@triton.jit
 def fold_keys(
     state,
     q,
@@ -37,7 +47,7 @@ def fold_keys(
     delta,
     k_ptr,
     v_ptr,
-    bias_ptr,
+    weight_ptr,
     x_row,
     begin,
     end,
@@ -54,20 +64,20 @@ def fold_keys(
         j = first + tl.arange(0, BLOCK_K)
         k = load_tile(k_ptr, j, x_row, length, d, WIDTH, BLOCK_D, WHOLE)
         v = load_tile(v_ptr, j, x_row, length, d, WIDTH, BLOCK_D, WHOLE)
-        # what lies outside has a score far below every other, so that its weight is 0
-        bias = tl.load(bias_ptr + j, mask=j < length, other=float("-inf")) * LOG2_E
-        weight = tl.exp2(dot(q, tl.trans(k), "ieee") * scale + bias[None, :] - level[:, None])
+        of_key = tl.load(weight_ptr + j, mask=j < length, other=0.0)
+        weight = tl.exp2(dot(q, tl.trans(k), "ieee") * scale - level[:, None]) * of_key[None, :]
         to_score = weight * (dot(grad, tl.trans(v), "ieee") - delta[:, None])
         state += dot(to_score.to(k_ptr.dtype.element_ty), k, "ieee")
     return state
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def attend_backward_queries(
     q_ptr,
     k_ptr,
     v_ptr,
-    bias_ptr,
+    weight_ptr,
+    count_ptr,
     out_ptr,
     grad_ptr,
     level_ptr,
@@ -86,6 +96,7 @@ def attend_backward_queries(
     BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    COUNTED: tl.constexpr,
 ):
     """``dq`` and ``δ`` of one tile of queries; programs are (tile, sample and head). ``scale`` includes log2(e)."""
     sample = (tl.program_id(1) // heads).to(tl.int64)
@@ -94,12 +105,13 @@ def attend_backward_queries(
     k_ptr += sample * x_batch + head * x_head
     v_ptr += sample * x_batch + head * x_head
     to_q_ptr += sample * to_batch + head * to_head
-    bias_ptr += sample * length
+    weight_ptr += sample * length
     i = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     d = tl.arange(0, BLOCK_D)
     # shape: [B, N, H, d_h]
     row = heads * WIDTH
     at = (sample * length * heads + head) * WIDTH
+    end = count_of(count_ptr + sample, tl.program_id(0) * BLOCK_Q, length, COUNTED)
     q = load_tile(q_ptr, i, x_row, length, d, WIDTH, BLOCK_D, False)
     out = load_tile(out_ptr + at, i, row, length, d, WIDTH, BLOCK_D, False)
     grad = load_tile(grad_ptr + at, i, row, length, d, WIDTH, BLOCK_D, False)
@@ -108,18 +120,20 @@ def attend_backward_queries(
     tl.store(delta_ptr + of_row, delta, mask=i < length)
     level = tl.load(level_ptr + of_row, mask=i < length, other=0.0)
     total = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    border = length // BLOCK_K * BLOCK_K
+    border = end // BLOCK_K * BLOCK_K
     total = fold_keys(
-        total, q, grad, level, delta, k_ptr, v_ptr, bias_ptr, x_row, 0, border, length, scale,
+        total, q, grad, level, delta, k_ptr, v_ptr, weight_ptr, x_row, 0, border, end, scale,
         WIDTH, BLOCK_D, BLOCK_K, True,
     )  # fmt: skip
-    if border < length:
+    if border < end:
         total = fold_keys(
-            total, q, grad, level, delta, k_ptr, v_ptr, bias_ptr, x_row, border, length, length, scale,
+            total, q, grad, level, delta, k_ptr, v_ptr, weight_ptr, x_row, border, end, end, scale,
             WIDTH, BLOCK_D, BLOCK_K, False,
         )  # fmt: skip
     mask = (i < length)[:, None] & (d < WIDTH)[None, :]
     total *= scale / LOG2_E
+    if COUNTED:
+        total = tl.where((i < end)[:, None], total, 0.0)
     tl.store(to_q_ptr + i[:, None] * to_row + d[None, :], total.to(to_q_ptr.dtype.element_ty), mask=mask)
 
 
@@ -128,7 +142,7 @@ def fold_queries(
     state,
     k,
     v,
-    bias,
+    of_key,
     q_ptr,
     grad_ptr,
     level_ptr,
@@ -155,19 +169,20 @@ def fold_queries(
         # of a query outside, q and do are 0: it sends nothing, as long as its weight is finite
         level = tl.load(level_ptr + i, mask=i < length, other=float("inf"))
         delta = tl.load(delta_ptr + i, mask=i < length, other=0.0)
-        weight = tl.exp2(dot(k, tl.trans(q), "ieee") * scale + bias[:, None] - level[None, :])  # shape: [k, q]
+        weight = tl.exp2(dot(k, tl.trans(q), "ieee") * scale - level[None, :]) * of_key[:, None]  # shape: [k, q]
         to_v += dot(weight.to(kind), grad, "ieee")
         to_score = weight * (dot(v, tl.trans(grad), "ieee") - delta[None, :])
         to_k += dot(to_score.to(kind), q, "ieee")
     return to_k, to_v
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def attend_backward_keys(
     q_ptr,
     k_ptr,
     v_ptr,
-    bias_ptr,
+    weight_ptr,
+    count_ptr,
     grad_ptr,
     level_ptr,
     delta_ptr,
@@ -186,6 +201,7 @@ def attend_backward_keys(
     BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    COUNTED: tl.constexpr,
 ):
     """``dk`` and ``dv`` of one tile of keys; programs are (tile, sample and head). ``scale`` includes log2(e)."""
     sample = (tl.program_id(1) // heads).to(tl.int64)
@@ -200,16 +216,17 @@ def attend_backward_keys(
     d = tl.arange(0, BLOCK_D)
     k = load_tile(k_ptr, j, x_row, length, d, WIDTH, BLOCK_D, False)
     v = load_tile(v_ptr, j, x_row, length, d, WIDTH, BLOCK_D, False)
-    bias = tl.load(bias_ptr + sample * length + j, mask=j < length, other=float("-inf")) * LOG2_E
+    end = count_of(count_ptr + sample, tl.program_id(0) * BLOCK_K, length, COUNTED)
+    of_key = tl.load(weight_ptr + sample * length + j, mask=j < end, other=0.0)
     state = (tl.zeros([BLOCK_K, BLOCK_D], tl.float32), tl.zeros([BLOCK_K, BLOCK_D], tl.float32))
-    border = length // BLOCK_Q * BLOCK_Q
+    border = end // BLOCK_Q * BLOCK_Q
     state = fold_queries(
-        state, k, v, bias, q_ptr, grad_ptr, level_ptr, delta_ptr, x_row, heads * WIDTH, 0, border, length, scale,
+        state, k, v, of_key, q_ptr, grad_ptr, level_ptr, delta_ptr, x_row, heads * WIDTH, 0, border, end, scale,
         WIDTH, BLOCK_D, BLOCK_Q, True,
     )  # fmt: skip
-    if border < length:
+    if border < end:
         state = fold_queries(
-            state, k, v, bias, q_ptr, grad_ptr, level_ptr, delta_ptr, x_row, heads * WIDTH, border, length, length,
+            state, k, v, of_key, q_ptr, grad_ptr, level_ptr, delta_ptr, x_row, heads * WIDTH, border, end, end,
             scale, WIDTH, BLOCK_D, BLOCK_Q, False,
         )  # fmt: skip
     to_k, to_v = state

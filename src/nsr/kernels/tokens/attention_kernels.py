@@ -1,4 +1,4 @@
-"""Attention with one bias a key, forward: flash attention whose scores get their bias in registers."""
+"""Attention with one weight a key, forward: flash attention whose exponentials are weighed in registers."""
 
 # A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
 # mypy: disable-error-code="no-untyped-def, assignment"
@@ -15,7 +15,7 @@ def fold_keys(
     state,
     k_ptr,
     v_ptr,
-    bias_ptr,
+    weight_ptr,
     x_row,
     begin,
     end,
@@ -24,7 +24,7 @@ def fold_keys(
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    BIASED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
     """Attend to the keys from ``begin`` to ``end``; ``WHOLE`` says that all tiles of them are full."""
@@ -40,12 +40,12 @@ def fold_keys(
             k = tl.load(k_ptr + j[:, None] * x_row + d[None, :], mask=mask, other=0.0)
             v = tl.load(v_ptr + j[:, None] * x_row + d[None, :], mask=mask, other=0.0)
         score = dot(q, tl.trans(k), "ieee") * scale
-        if BIASED:
-            score += (tl.load(bias_ptr + j, mask=j < length, other=0.0) * 1.4426950408889634)[None, :]
         if not WHOLE:
             score = tl.where((j < length)[None, :], score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp2(score - new_top[:, None])
+        if WEIGHTED:
+            weight *= tl.load(weight_ptr + j, mask=j < length, other=0.0)[None, :]
         fade = tl.exp2(top - new_top)
         total = total * fade[:, None] + dot(weight.to(v_ptr.dtype.element_ty), v, "ieee")
         mass = mass * fade + tl.sum(weight, 1)
@@ -53,12 +53,13 @@ def fold_keys(
     return top, mass, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def attend(
     q_ptr,
     k_ptr,
     v_ptr,
-    bias_ptr,
+    weight_ptr,
+    count_ptr,
     out_ptr,
     level_ptr,
     x_batch,
@@ -71,41 +72,51 @@ def attend(
     BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    BIASED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    COUNTED: tl.constexpr,
     LEVELLED: tl.constexpr,
 ):
     """One tile of queries against all keys; programs are (tile, sample and head). ``scale`` includes log2(e).
 
-    With ``LEVELLED`` the logarithm (to base 2) of each query's sum is kept: what the gradient makes the weights from.
+    With ``COUNTED`` a sample has fewer tokens than there is room for; the rest attends to nothing and gets 0. With
+    ``LEVELLED`` the logarithm (to base 2) of each query's sum is kept: what the gradient makes the weights from.
     """
     sample = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
     q_ptr += sample * x_batch + head * x_head
     k_ptr += sample * x_batch + head * x_head
     v_ptr += sample * x_batch + head * x_head
-    bias_ptr += sample * length
+    weight_ptr += sample * length
     i = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     d = tl.arange(0, BLOCK_D)
-    q_mask = (i < length)[:, None] & (d < WIDTH)[None, :]
+    end = length
+    if COUNTED:
+        end = tl.load(count_ptr + sample)
+    q_mask = (i < end)[:, None] & (d < WIDTH)[None, :]
     q = tl.load(q_ptr + i[:, None] * x_row + d[None, :], mask=q_mask, other=0.0)
     state = (
         tl.full([BLOCK_Q], float("-inf"), tl.float32),
         tl.zeros([BLOCK_Q], tl.float32),
         tl.zeros([BLOCK_Q, BLOCK_D], tl.float32),
     )
-    border = length // BLOCK_K * BLOCK_K
+    if COUNTED:  # nothing to do for a tile of padding
+        end = tl.where(tl.program_id(0) * BLOCK_Q < end, end, 0)
+    border = end // BLOCK_K * BLOCK_K
     state = fold_keys(
-        q, state, k_ptr, v_ptr, bias_ptr, x_row, 0, border, length, scale, WIDTH, BLOCK_D, BLOCK_K, BIASED, True
+        q, state, k_ptr, v_ptr, weight_ptr, x_row, 0, border, end, scale, WIDTH, BLOCK_D, BLOCK_K, WEIGHTED, True
     )
-    if border < length:
+    if border < end:
         state = fold_keys(
-            q, state, k_ptr, v_ptr, bias_ptr, x_row, border, length, length, scale,
-            WIDTH, BLOCK_D, BLOCK_K, BIASED, False,
+            q, state, k_ptr, v_ptr, weight_ptr, x_row, border, end, end, scale,
+            WIDTH, BLOCK_D, BLOCK_K, WEIGHTED, False,
         )  # fmt: skip
     top, mass, total = state
+    if COUNTED:
+        mass = tl.where(i < end, mass, 1.0)
+        total = tl.where((i < end)[:, None], total, 0.0)
     total /= mass[:, None]
     if LEVELLED:
         tl.store(level_ptr + tl.program_id(1).to(tl.int64) * length + i, top + tl.log2(mass), mask=i < length)
     # shape: [B, N, H, d_h], which the output projection reads without a copy
     at = ((sample * length + i) * heads + head)[:, None] * WIDTH + d[None, :]
-    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=q_mask)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=(i < length)[:, None] & (d < WIDTH)[None, :])

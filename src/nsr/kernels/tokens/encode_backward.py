@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from nsr.kernels.tokens.blocks import dot, load_rows, load_vector, load_weight
-from nsr.kernels.tokens.encode_kernels import encode_rows, normed_rows, row_statistics, weighted_rows
+from nsr.kernels.tokens.encode_kernels import encode_rows, normed_rows, row_statistics
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def store_slots(ptr, at, column, values, inside, ROW: tl.constexpr, FIRST: tl.co
     tl.store(ptr + at[:, None] * ROW + FIRST + column[None, :], values.to(ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "num_groups", "slots"])
 def encode_backward(
     x_ptr,
     y_ptr,
@@ -84,14 +84,14 @@ def encode_backward(
     y_ptr += sample * num_groups * WIDTH
     grad_y_ptr += sample * num_groups * WIDTH
     statistics = row_statistics(x_ptr, y_ptr, x_row, token, group, member, eps, WIDTH, BLOCK_D)
-    encoded, hidden_z, hidden_x, hidden_y, constant = encode_rows(
+    encoded, hidden_z, hidden_x, hidden_y = encode_rows(
         x_ptr, y_ptr, x_row, token, group, member, statistics,
-        norm_ptr, norm_x_ptr, norm_x_bias_ptr, norm_y_ptr, norm_y_bias_ptr, encoder_ptr, gate_in_ptr, gate_in_bias_ptr,
+        norm_ptr, norm_x_ptr, norm_x_bias_ptr, norm_y_ptr, norm_y_bias_ptr, encoder_ptr, gate_in_ptr,
         WIDTH, CODE, HIDDEN, BLOCK_C, BLOCK_H, BLOCK_M, BLOCK_K, KIND, PRECISION,
     )  # fmt: skip
     c = tl.arange(0, BLOCK_C)
     h = tl.arange(0, BLOCK_H)
-    hidden = hidden_z + hidden_x + hidden_y + constant
+    hidden = hidden_z + hidden_x + hidden_y + load_vector(gate_in_bias_ptr, h, HIDDEN)
     below = 0.5 * (1.0 + tl.erf(hidden * 0.7071067811865476))
     active = hidden * below
     gate_out = load_weight(gate_out_ptr, HIDDEN, h, c, HIDDEN, CODE).to(KIND)  # shape: [h, c]
@@ -102,7 +102,7 @@ def encode_backward(
     grad = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
     share = tl.load(share_ptr + sample * length + token, mask=member, other=0.0)
     if FEATURE:
-        for begin in range(0, WIDTH, BLOCK_K):
+        for begin in tl.static_range(0, WIDTH, BLOCK_K):
             d = begin + tl.arange(0, BLOCK_K)
             rows = load_rows(grad_y_ptr, group, member, WIDTH, d, WIDTH)
             store_slots(left_ptr, at, d, rows, inside, LEFT, HIDDEN + 2 * CODE, WIDTH)
@@ -130,21 +130,15 @@ def encode_backward(
     # The sums over channels that a norm's gradient needs are products with what its layer made of it.
     z_scale, _, x_scale, _, y_scale = statistics
     z_dot = (tl.sum(d_encoded * encoded, 1) + tl.sum(d_hidden * hidden_z, 1)) / WIDTH
-    x_dot = tl.sum(d_hidden * hidden_x, 1) / WIDTH
-    y_dot = tl.sum(d_hidden * hidden_y, 1) / WIDTH
-    sum_x = tl.zeros([1, BLOCK_H], tl.float32)
-    sum_y = tl.zeros([1, BLOCK_H], tl.float32)
-    for begin in range(0, WIDTH, BLOCK_K):
-        d = begin + tl.arange(0, BLOCK_K)
-        of_x = load_weight(gate_in_ptr + WIDTH, 3 * WIDTH, d, h, WIDTH, HIDDEN)
-        of_y = load_weight(gate_in_ptr + 2 * WIDTH, 3 * WIDTH, d, h, WIDTH, HIDDEN)
-        sum_x += weighted_rows(of_x, norm_x_ptr, d, WIDTH)
-        sum_y += weighted_rows(of_y, norm_y_ptr, d, WIDTH)
+    sum_x, bias_x = norm_sums(gate_in_ptr + WIDTH, norm_x_ptr, norm_x_bias_ptr, h, WIDTH, HIDDEN, BLOCK_H, BLOCK_K)
+    sum_y, bias_y = norm_sums(gate_in_ptr + 2 * WIDTH, norm_y_ptr, norm_y_bias_ptr, h, WIDTH, HIDDEN, BLOCK_H, BLOCK_K)
+    x_dot = tl.sum(d_hidden * (hidden_x - bias_x), 1) / WIDTH
+    y_dot = tl.sum(d_hidden * (hidden_y - bias_y), 1) / WIDTH
     x_sum = tl.sum(d_hidden * sum_x, 1) / WIDTH
     y_sum = tl.sum(d_hidden * sum_y, 1) / WIDTH
     d_encoded = d_encoded.to(KIND)
     d_hidden = d_hidden.to(KIND)
-    for begin in range(0, WIDTH, BLOCK_K):
+    for begin in tl.static_range(0, WIDTH, BLOCK_K):
         d = begin + tl.arange(0, BLOCK_K)
         z_hat, x_hat, y_hat = normed_rows(x_ptr, y_ptr, x_row, token, group, member, statistics, d, WIDTH)
         d_z, d_x, d_y = normed_gradients(
@@ -159,6 +153,30 @@ def encode_backward(
         store_slots(right_ptr, at, d, z_hat, inside, RIGHT, 0, WIDTH)
         store_slots(right_ptr, at, d, x_hat, inside, RIGHT, WIDTH, WIDTH)
         store_slots(right_ptr, at, d, y_hat, inside, RIGHT, 2 * WIDTH, WIDTH)
+
+
+@triton.jit
+def norm_sums(
+    weight_ptr,
+    norm_ptr,
+    norm_bias_ptr,
+    h,
+    WIDTH: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """What the gate's columns behind a LayerNorm make of its weight and of its bias, as rows ``[1, h]``."""
+    of_weight = tl.zeros([1, BLOCK_H], tl.float32)
+    of_bias = tl.zeros([1, BLOCK_H], tl.float32)
+    for begin in tl.static_range(0, WIDTH, BLOCK_K):
+        d = begin + tl.arange(0, BLOCK_K)
+        weight = load_weight(weight_ptr, 3 * WIDTH, d, h, WIDTH, HIDDEN).to(tl.float32)
+        norm = tl.load(norm_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32)
+        norm_bias = tl.load(norm_bias_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32)
+        of_weight += tl.sum(weight * norm[:, None], 0)[None, :]
+        of_bias += tl.sum(weight * norm_bias[:, None], 0)[None, :]
+    return of_weight, of_bias
 
 
 @triton.jit

@@ -61,7 +61,6 @@ def encode_rows(
     norm_y_bias_ptr,
     encoder_ptr,
     gate_in_ptr,
-    gate_in_bias_ptr,
     WIDTH: tl.constexpr,
     CODE: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -72,9 +71,9 @@ def encode_rows(
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``W_enc u`` of each row, and the three parts of ``h`` that depend on it: of ``u``, ``LN(x)``, ``LN(y)``.
+    """``W_enc u`` of each row, and the three parts of ``h - b1``: of ``u``, ``LN(x)``, ``LN(y)``.
 
-    The norms' biases are left to the constant part. Rows are read a few channels at a time, from the cache.
+    Where not all channels fit at once, rows are read again, a few channels at a time, from the cache.
     """
     c = tl.arange(0, BLOCK_C)
     h = tl.arange(0, BLOCK_H)
@@ -82,29 +81,22 @@ def encode_rows(
     hidden_z = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
     hidden_x = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
     hidden_y = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
-    constant = load_vector(gate_in_bias_ptr, h, HIDDEN)
-    for begin in range(0, WIDTH, BLOCK_K):
+    for begin in tl.static_range(0, WIDTH, BLOCK_K):
         d = begin + tl.arange(0, BLOCK_K)
         z_hat, x_hat, y_hat = normed_rows(x_ptr, y_ptr, x_row, token, group, member, statistics, d, WIDTH)
         u = (z_hat * load_vector(norm_ptr, d, WIDTH)).to(KIND)
         encoded += dot(u, load_weight(encoder_ptr, WIDTH, d, c, WIDTH, CODE).to(KIND), PRECISION)
         hidden_z += dot(u, load_weight(gate_in_ptr, 3 * WIDTH, d, h, WIDTH, HIDDEN).to(KIND), PRECISION)
+        x = x_hat * load_vector(norm_x_ptr, d, WIDTH) + load_vector(norm_x_bias_ptr, d, WIDTH)
         of_x = load_weight(gate_in_ptr + WIDTH, 3 * WIDTH, d, h, WIDTH, HIDDEN)
-        hidden_x += dot((x_hat * load_vector(norm_x_ptr, d, WIDTH)).to(KIND), of_x.to(KIND), PRECISION)
+        hidden_x += dot(x.to(KIND), of_x.to(KIND), PRECISION)
+        y = y_hat * load_vector(norm_y_ptr, d, WIDTH) + load_vector(norm_y_bias_ptr, d, WIDTH)
         of_y = load_weight(gate_in_ptr + 2 * WIDTH, 3 * WIDTH, d, h, WIDTH, HIDDEN)
-        hidden_y += dot((y_hat * load_vector(norm_y_ptr, d, WIDTH)).to(KIND), of_y.to(KIND), PRECISION)
-        constant += weighted_rows(of_x, norm_x_bias_ptr, d, WIDTH) + weighted_rows(of_y, norm_y_bias_ptr, d, WIDTH)
-    return encoded, hidden_z, hidden_x, hidden_y, constant
+        hidden_y += dot(y.to(KIND), of_y.to(KIND), PRECISION)
+    return encoded, hidden_z, hidden_x, hidden_y
 
 
-@triton.jit
-def weighted_rows(weight, vector_ptr, d, WIDTH: tl.constexpr):
-    """``Σ_d v_d W_dn`` of a block ``[d, n]``, as one row."""
-    vector = tl.load(vector_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32)
-    return tl.sum(weight.to(tl.float32) * vector[:, None], 0)[None, :]
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["length", "num_groups", "slots"])
 def encode(
     x_ptr,
     y_ptr,
@@ -148,15 +140,15 @@ def encode(
         x_ptr += sample * x_batch
         y_ptr += sample * num_groups * WIDTH
         statistics = row_statistics(x_ptr, y_ptr, x_row, token, group, member, eps, WIDTH, BLOCK_D)
-        code, hidden_z, hidden_x, hidden_y, constant = encode_rows(
+        code, hidden_z, hidden_x, hidden_y = encode_rows(
             x_ptr, y_ptr, x_row, token, group, member, statistics,
             norm_ptr, norm_x_ptr, norm_x_bias_ptr, norm_y_ptr, norm_y_bias_ptr,
-            encoder_ptr, gate_in_ptr, gate_in_bias_ptr,
+            encoder_ptr, gate_in_ptr,
             WIDTH, CODE, HIDDEN, BLOCK_C, BLOCK_H, BLOCK_M, BLOCK_K, KIND, PRECISION,
         )  # fmt: skip
         c = tl.arange(0, BLOCK_C)
         h = tl.arange(0, BLOCK_H)
-        hidden = hidden_z + hidden_x + hidden_y + constant
+        hidden = hidden_z + hidden_x + hidden_y + load_vector(gate_in_bias_ptr, h, HIDDEN)
         hidden = 0.5 * hidden * (1.0 + tl.erf(hidden * 0.7071067811865476))
         gate = dot(hidden.to(KIND), load_weight(gate_out_ptr, HIDDEN, h, c, HIDDEN, CODE).to(KIND), PRECISION)
         code = code / (1.0 + tl.exp(-gate - load_vector(gate_out_bias_ptr, c, CODE)))

@@ -49,7 +49,7 @@ def _lay_out(group: Tensor, size: Tensor, num_groups: int) -> tuple[Tensor, Tens
     grid = (triton.cdiv(max(length, num_groups + 1), 32), batch)
     kernel[grid](
         group.contiguous(), size.float().contiguous(), order, start, share, total, length, num_groups,
-        SPAN=triton.next_power_of_2(length), BLOCK_A=32, BLOCK_B=64,
+        BLOCK_A=32, BLOCK_B=64,
     )  # fmt: skip
     return share, order, start, total
 
@@ -57,6 +57,13 @@ def _lay_out(group: Tensor, size: Tensor, num_groups: int) -> tuple[Tensor, Tens
 @_lay_out.register_fake
 def _(group: Tensor, size: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return empty_layout(group, num_groups)
+
+
+def bucket(count: int, medium: int = 512) -> int:
+    """Lanes for so many tokens, few, ``medium`` or more: not many different numbers, because each is a compilation."""
+    import triton
+
+    return 64 if count <= 64 else max(medium, triton.next_power_of_2(count))
 
 
 def empty_layout(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -10,8 +10,10 @@ atomic, so sums over members have a fixed order.
 import triton
 import triton.language as tl
 
+SPAN = tl.constexpr(1 << 15)  # above every length: group and place of a token share one number
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["length", "num_groups", "slots"])
 def list_members(
     group_ptr,
     order_ptr,
@@ -49,7 +51,7 @@ def list_members(
     tl.store(token_ptr + m, tl.full([BLOCK_M], -1, tl.int32), mask=(m >= tl.sum(member, 0)) & (m < slots))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "num_groups"])
 def lay_out(
     group_ptr,
     size_ptr,
@@ -59,7 +61,6 @@ def lay_out(
     total_ptr,
     length,
     num_groups,
-    SPAN: tl.constexpr,
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):

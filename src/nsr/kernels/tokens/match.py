@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsr.kernels.tokens.layout import GroupLayout, empty_layout
+from nsr.kernels.tokens.layout import GroupLayout, bucket, empty_layout
 
 
 @torch.library.custom_op("nsr::split_features", mutates_args=())
@@ -160,7 +160,6 @@ def tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) ->
 def _tome_layout(
     metric: Tensor, size: Tensor | None, r: int, num_prefix: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    import triton
 
     from nsr.kernels.tokens.match_kernels import tome_layout as kernel
 
@@ -172,12 +171,13 @@ def _tome_layout(
     group = partner.new_empty(batch, length)
     share, order, start, total = empty_layout(group, length - r)
     keys, counts = order.new_empty(batch, r), order.new_empty(batch, count_b)
+    block_a = bucket(count_a)
     kernel[(batch,)](
         best, partner, best if size is None else size.float().contiguous(), group, share, order, start, total,
         keys, share.new_empty(batch, r), counts, length, count_a, count_b, first_a, first_b, num_prefix, r,
         SIZED=size is not None,
-        BLOCK_A=triton.next_power_of_2(count_a), BLOCK_B=triton.next_power_of_2(max(count_b, num_prefix)),
-        BLOCK_R=triton.next_power_of_2(r), BLOCK_C=16, num_warps=4 if count_a <= 128 else 8,
+        BLOCK_A=block_a, BLOCK_B=bucket(max(count_b, num_prefix)), BLOCK_R=bucket(r, 256),
+        BLOCK_C=16, num_warps=4 if block_a == 64 else 8,
     )  # fmt: skip
     return group, share, order, start, total
 

@@ -15,7 +15,7 @@ from nsr.kernels.tokens.blocks import dot
 EPS = tl.constexpr(1e-6)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "length"])
 def split_features(
     x_ptr,
     terms_ptr,
@@ -91,6 +91,7 @@ def grid_products(state, a, b):
 @triton.jit
 def score_tile(
     terms_ptr,
+    first,
     token_a,
     inside_a,
     token_b,
@@ -101,14 +102,19 @@ def score_tile(
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """The cosines of two tiles of tokens, ``[a, b]``, correctly rounded: three exact sums make one number."""
+    """The cosines of two tiles of tokens, ``[a, b]``, correctly rounded: three exact sums make one number.
+
+    ``first`` are the first channels of the tile of a, which stays while those of b come and go.
+    """
     zeros = tl.zeros([BLOCK_A, BLOCK_B], tl.float32)
     state = (zeros, zeros, zeros)
     for begin in tl.static_range(0, WIDTH, BLOCK_C):
         c = begin + tl.arange(0, BLOCK_C)
-        a = load_terms(terms_ptr, token_a, inside_a, c, WIDTH)
         b = load_terms(terms_ptr, token_b, inside_b, c, WIDTH)
-        state = grid_products(state, a, b)
+        if begin == 0:
+            state = grid_products(state, first, b)
+        else:
+            state = grid_products(state, load_terms(terms_ptr, token_a, inside_a, c, WIDTH), b)
     coarse, mixed, fine = state
     # What a rounding loses is found exactly and added again, so that only the last one counts.
     high = coarse * 4.0**LOW
@@ -120,7 +126,9 @@ def score_tile(
     return (total + lost) * 4.0 ** (-11 - LOW)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["length", "order_batch", "valid_batch", "count_a", "count_b", "first_a", "first_b", "step"]
+)
 def best_match(
     terms_ptr,
     order_ptr,
@@ -153,6 +161,7 @@ def best_match(
     column = tl.arange(0, BLOCK_B)
     inside_a = i < count_a
     token_a = tokens_at(order_ptr, first_a + step * i, inside_a, ORDERED)
+    first = load_terms(terms_ptr, token_a, inside_a, tl.arange(0, BLOCK_C), WIDTH)
 
     # Every lane keeps the best of its own column; columns are compared once, at the end.
     best = tl.full([BLOCK_A, BLOCK_B], float("-inf"), tl.float32)
@@ -161,7 +170,9 @@ def best_match(
         j = begin + column
         inside_b = j < count_b
         token_b = tokens_at(order_ptr, first_b + step * j, inside_b, ORDERED)
-        score = score_tile(terms_ptr, token_a, inside_a, token_b, inside_b, LOW, WIDTH, BLOCK_C, BLOCK_A, BLOCK_B)
+        score = score_tile(
+            terms_ptr, first, token_a, inside_a, token_b, inside_b, LOW, WIDTH, BLOCK_C, BLOCK_A, BLOCK_B
+        )
         score = tl.where(score != score, float("inf"), score)
         allowed = inside_b
         if MASKED:
@@ -179,7 +190,7 @@ def best_match(
     tl.store(partner_ptr + at, tl.minimum(partner, count_b - 1).to(tl.int64), mask=inside_a)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def energy(
     terms_ptr,
     energy_ptr,
@@ -200,10 +211,11 @@ def energy(
     sample = tl.program_id(1).to(tl.int64)
     terms_ptr += sample * count * (2 * WIDTH)
     i = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)
+    first = load_terms(terms_ptr, i, i < count, tl.arange(0, BLOCK_C), WIDTH)
     total = tl.zeros([BLOCK_A, BLOCK_B], tl.int32)
     for begin in range(0, count, BLOCK_B):
         j = begin + tl.arange(0, BLOCK_B)
-        score = score_tile(terms_ptr, i, i < count, j, j < count, LOW, WIDTH, BLOCK_C, BLOCK_A, BLOCK_B)
+        score = score_tile(terms_ptr, first, i, i < count, j, j < count, LOW, WIDTH, BLOCK_C, BLOCK_A, BLOCK_B)
         over = score.to(tl.float64) - margin
         elu = tl.where(over > 0, over, tl.exp(over) - 1.0)
         # the sum has no room for a fraction: a multiple of the unit, rounded as torch.round does
@@ -220,7 +232,7 @@ def load_scores(ptr, at, inside):
     return tl.where(score != score, float("inf"), score)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def rank_scores(score_ptr, order_ptr, count, BLOCK_A: tl.constexpr, BLOCK_B: tl.constexpr):
     """Positions by descending score, equal ones ascending. A score's rank is the number of scores ahead of it."""
     sample = tl.program_id(1).to(tl.int64)
@@ -268,7 +280,7 @@ def load_size(size_ptr, token, inside, SIZED: tl.constexpr):
         return inside.to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "count_a", "count_b", "first_a", "first_b", "num_prefix", "r"])
 def tome_layout(
     best_ptr,
     partner_ptr,

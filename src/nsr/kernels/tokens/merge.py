@@ -63,11 +63,11 @@ def gather_sums(x: Tensor, share: Tensor | None, order: Tensor, start: Tensor, c
     groups = start.shape[1] - 1
     y = x.new_empty(batch, groups, width)
     code = 1 if codes is None else codes.shape[-1]
-    kernel[(triton.cdiv(groups if codes is None else length, 16), batch)](
+    kernel[(triton.cdiv(groups if codes is None else length, 8), batch)](
         x, x if share is None else share, order, start, y, x if codes is None else codes,
         x.stride(0), x.stride(1), length, groups,
         WIDTH=width, BLOCK_D=triton.next_power_of_2(width), CODE=code, BLOCK_C=triton.next_power_of_2(code),
-        BLOCK_G=16, WEIGHTED=share is not None, CODED=codes is not None, num_warps=4,
+        BLOCK_G=8, WEIGHTED=share is not None, CODED=codes is not None, num_warps=4,
     )  # fmt: skip
     return y
 
@@ -100,9 +100,9 @@ def spread_rows(
     length = order.shape[1]
     spread = torch.empty_like(order) if slot_of_place is None else slot_of_place
     out = grad.new_empty(batch, length, width)
-    kernel[(triton.cdiv(length, 16), batch)](
+    kernel[(triton.cdiv(length, 4), batch)](
         grad, grad if to_x is None else to_x, grad if to_y is None else to_y, share, order, start, spread, out,
         length, groups, 0 if to_x is None else to_x.shape[1],
-        WIDTH=width, BLOCK_D=triton.next_power_of_2(width), BLOCK_G=16, BRANCHED=to_x is not None, num_warps=4,
+        WIDTH=width, BLOCK_D=triton.next_power_of_2(width), BLOCK_G=4, BRANCHED=to_x is not None, num_warps=2,
     )  # fmt: skip
     return out

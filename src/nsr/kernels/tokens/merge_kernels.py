@@ -25,7 +25,7 @@ def zero_padding(ptr, order_ptr, end, length, PLACES: tl.constexpr, column, WIDT
     tl.store(ptr + at, zeros, mask=padding[:, None] & (column < WIDTH)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "num_groups"])
 def merge(
     x_ptr,
     share_ptr,
@@ -79,7 +79,7 @@ def merge(
         zero_padding(code_ptr, order_ptr, tl.load(start_ptr + num_groups), length, BLOCK_G, c, CODE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "num_groups"])
 def decode(
     code_ptr,
     share_ptr,
@@ -124,7 +124,7 @@ def decode(
         tl.store(y_ptr + at, (y + update.to(kind).to(tl.float32)).to(kind), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "num_groups", "slots"])
 def spread_gradient(
     grad_y_ptr,
     to_x_ptr,

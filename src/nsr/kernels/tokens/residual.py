@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nsr.kernels.tokens.layout import GroupLayout
+from nsr.kernels.tokens.layout import GroupLayout, bucket
 from nsr.kernels.tokens.merge import gather_sums, spread_rows
 
 _EPS = 1e-6
@@ -201,7 +201,6 @@ _merge_residual.register_autograd(_differentiate, setup_context=_save)
 
 def _list_members(group: Tensor, order: Tensor, start: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens of groups of two or more and their groups, ``[B, slots]``, and the slot of every place, ``[B, N]``."""
-    import triton
 
     from nsr.kernels.tokens.layout_kernels import list_members
 
@@ -210,7 +209,7 @@ def _list_members(group: Tensor, order: Tensor, start: Tensor, slots: int) -> tu
     slot_of_place = torch.empty_like(order)
     list_members[(batch,)](
         group, order, start, tokens, groups_of, slot_of_place, length, start.shape[1] - 1, slots,
-        BLOCK_N=triton.next_power_of_2(length), BLOCK_M=triton.next_power_of_2(slots), num_warps=8,
+        BLOCK_N=bucket(length), BLOCK_M=bucket(slots), num_warps=8,
     )  # fmt: skip
     return tokens, groups_of, slot_of_place
 
@@ -220,6 +219,7 @@ def _blocks(width: int, code: int, hidden: int, kind: torch.dtype) -> dict[str, 
     import triton
 
     half = kind.itemsize == 2
+    whole = half and width <= 256  # all channels at once: fewer steps that wait for one another
     return {
         "WIDTH": width,
         "CODE": code,
@@ -228,7 +228,7 @@ def _blocks(width: int, code: int, hidden: int, kind: torch.dtype) -> dict[str, 
         "BLOCK_C": max(16, triton.next_power_of_2(code)),
         "BLOCK_H": max(16, triton.next_power_of_2(hidden)),
         "BLOCK_M": 16,
-        "BLOCK_K": 64 if half else 32,
+        "BLOCK_K": max(16, triton.next_power_of_2(width)) if whole else 64 if half else 32,
         "KIND": getattr(triton.language, str(kind).removeprefix("torch.")),
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3",
         "num_warps": 4,

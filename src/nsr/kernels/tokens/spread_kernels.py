@@ -9,7 +9,7 @@ import triton.language as tl
 from nsr.kernels.tokens.blocks import load_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_prefix", "patches"])
 def spread(
     codes,
     groups,

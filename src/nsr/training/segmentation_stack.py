@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from nsr.kernels.tokens import GroupLayout
 from nsr.tokens import MergePlan, Segmenter, host
 from nsr.tokens.attention import key_bias, packed_attention
-from nsr.tokens.branch import TokenBranch, write_back
+from nsr.tokens.branch import EventCodes, TokenBranch, spread_codes
 from nsr.tokens.matching import autocast_off
 from nsr.tokens.vit import TokenState
 
@@ -80,10 +80,10 @@ class SegmenterStack:
         grid = host.grid_of(self.vit.backbone, image)
         kind = _product_kind(image)
         state = TokenState(self._embed(image, kind))
-        codes: list[Tensor | None] = [None] * len(self.models)
+        events: list[list[EventCodes]] = [[] for _ in self.models]
         for block in range(self.vit.depth):
-            state, codes = self._step(block, state, codes, grid, kind)
-        features = self._restore(state, codes)
+            state = self._step(block, state, events, grid, kind)
+        features = self._restore(state, events)
         weight, bias = self._named("head")
         classes, room = weight.shape[1], -weight.shape[1] % 8  # products want rows of a multiple of 16 bytes
         with autocast_off(image):
@@ -115,13 +115,13 @@ class SegmenterStack:
         return (torch.cat([cls.to(x.dtype), x], dim=2) + self.weights["vit.backbone.pos_embed"]).flatten(0, 1)
 
     def _step(
-        self, index: int, state: TokenState, codes: list[Tensor | None], grid: tuple[int, int], kind: torch.dtype
-    ) -> tuple[TokenState, list[Tensor | None]]:
-        """:meth:`nsr.tokens.MergedViT.step` for all models."""
+        self, index: int, state: TokenState, events: list[list[EventCodes]], grid: tuple[int, int], kind: torch.dtype
+    ) -> TokenState:
+        """:meth:`nsr.tokens.MergedViT.step` for all models; what their spatial paths need is added to ``events``."""
         merger, name = self.vit.merger, f"vit.backbone.blocks.{index}"
         merges = index in self.vit.layers
         if merger is not None and merges and merger.where == "before_block":
-            state, codes = self._merge(index, state, codes, state.x, grid)
+            state = self._merge(index, state, events, state.x, grid)
             merges = False
         bias = key_bias(state.size if merger is not None and merger.proportional else None, state.valid)
         attention = self.vit.backbone.blocks[index].attn
@@ -136,16 +136,16 @@ class SegmenterStack:
         if merges:
             assert merger is not None
             metric = qkv[:, :, 1].mean(dim=2) if merger.metric == "keys" else state.x
-            state, codes = self._merge(index, state, codes, metric, grid)
+            state = self._merge(index, state, events, metric, grid)
         x, tokens = self._by_model(state.x), state.x.shape[1]
         layers = (*self._named(f"{name}.norm2"), *self._named(f"{name}.mlp.fc1"), *self._named(f"{name}.mlp.fc2"))
         with autocast_off(x):
             x = _run(_added_mlp)(x, *layers, kind)
-        return state._replace(x=self._by_sample(x, tokens)), codes
+        return state._replace(x=self._by_sample(x, tokens))
 
     def _merge(
-        self, index: int, state: TokenState, codes: list[Tensor | None], metric: Tensor, grid: tuple[int, int]
-    ) -> tuple[TokenState, list[Tensor | None]]:
+        self, index: int, state: TokenState, events: list[list[EventCodes]], metric: Tensor, grid: tuple[int, int]
+    ) -> TokenState:
         """The merge event of all models, with the branch of each."""
         merger, prefix = self.vit.merger, self.vit.num_prefix_tokens
         assert merger is not None
@@ -159,55 +159,47 @@ class SegmenterStack:
             grid=grid,
         )
         if plan is None:
-            return state, codes
+            return state
         x, size, _, token_of_patch, _ = state
         if size is None:
             size = torch.ones(x.shape[:2], device=x.device)
         if token_of_patch is None:
             token_of_patch = torch.arange(prefix, x.shape[1], device=x.device).expand(x.shape[0], -1)
-        if any(model.vit.branches for model in self.models):
-            tokens, codes = self._branches(index, plan, x, token_of_patch, codes)
-        else:
-            tokens = plan.merge(x)
+        tokens = self._merged(index, plan, x, events)
         merged_size = plan.merged_size(size) if plan.size is None else plan.size
-        return TokenState(tokens, merged_size, plan.valid, plan.route(token_of_patch)), codes
+        return TokenState(tokens, merged_size, plan.valid, plan.route(token_of_patch))
 
-    def _branches(
-        self, index: int, plan: MergePlan, x: Tensor, token_of_patch: Tensor, codes: list[Tensor | None]
-    ) -> tuple[Tensor, list[Tensor | None]]:
+    def _merged(self, index: int, plan: MergePlan, x: Tensor, events: list[list[EventCodes]]) -> Tensor:
+        """The merged tokens of all models, each with the update of its own branch."""
+        if not any(model.vit.branches for model in self.models):
+            return plan.merge(x)
         count = len(self.models)
-        merged, written = [], []
-        parts = zip(self.models, _shares(plan, count), x.chunk(count), token_of_patch.chunk(count), codes, strict=True)
-        for model, part, own, covered, before in parts:
+        merged = []
+        for model, part, own, before in zip(self.models, _shares(plan, count), x.chunk(count), events, strict=True):
             if not model.vit.branches:
                 merged.append(part.merge(own))
-                written.append(before)
                 continue
             branch = model.vit.branches[str(index)]
             assert isinstance(branch, TokenBranch)
-            tokens, member_codes = branch.merge(part, own)
+            tokens, codes = branch.merge(part, own)
             merged.append(tokens)
-            if model.vit.spatial is None:
-                written.append(before)
-            else:
-                at_patches = write_back(member_codes, covered)
-                written.append(at_patches if before is None else before + at_patches)
-        return torch.cat(merged), written
+            before.append(EventCodes(codes, part))
+        return torch.cat(merged)
 
-    def _restore(self, state: TokenState, codes: list[Tensor | None]) -> Tensor:
+    def _restore(self, state: TokenState, events: list[list[EventCodes]]) -> Tensor:
         """Normalised features of the patches, unmerged, with what the spatial paths add: ``[V · B, N0, D]``."""
-        x = self._by_model(state.x)
+        x, prefix = self._by_model(state.x), self.vit.num_prefix_tokens
         with autocast_off(x):
             x = self._by_sample(_norm(x, *self._named("vit.backbone.norm")), state.x.shape[1])
         if state.token_of_patch is None:
-            return x[:, self.vit.num_prefix_tokens :]
+            return x[:, prefix:]
         patches = x.gather(1, state.token_of_patch.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-        if all(code is None for code in codes):
+        if not any(model.vit.spatial for model in self.models):
             return patches
         restored = []
-        for model, part, code in zip(self.models, patches.chunk(len(self.models)), codes, strict=True):
+        for model, part, own in zip(self.models, patches.chunk(len(self.models)), events, strict=True):
             spatial = model.vit.spatial
-            restored.append(part if code is None or spatial is None else part + spatial(code).to(part.dtype))
+            restored.append(part if spatial is None else part + spatial(spread_codes(own, prefix)).to(part.dtype))
         return torch.cat(restored)
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from nsr.data.segmentation.split import IGNORE
 from nsr.kernels.tokens import token_kernels
-from nsr.tokens import MergedViT, Segmenter, TokenResidual
-from nsr.training.fixed_length import FixedLengthMPM, fixed_length_plan
+from nsr.tokens import MPM, MergedViT, Segmenter, TokenResidual, mpm_plan
 from nsr.training.pixel_loss import pixel_cross_entropy
 
 DEVICE = sys.argv[1]
@@ -62,18 +61,19 @@ def check_loss_without_a_pixel() -> None:
 def check_fixed_length_plan() -> None:
     tokens = torch.randn(4, 21, 16, device=DEVICE)
     for valid in (None, torch.arange(21, device=DEVICE) < torch.tensor([[21], [20], [9], [2]], device=DEVICE)):
-        fast, plain = both(lambda valid=valid: fixed_length_plan(tokens, 1, valid))
+        fast, plain = both(lambda valid=valid: mpm_plan(tokens, valid=valid, keep_length=True))
         assert fast.layout is not None
         assert torch.equal(fast.group, plain.group)
         assert torch.equal(fast.weight, plain.weight)
-        assert torch.equal(fast.layout.share, plain.weight)
         assert torch.equal(fast.valid, plain.valid)
         torch.testing.assert_close(fast.merge(tokens), plain.merge(tokens))
 
 
 def check_fixed_length_model() -> None:
     backbone = VisionTransformer(img_size=48, patch_size=16, embed_dim=32, depth=2, num_heads=2, num_classes=0)
-    model = Segmenter(MergedViT(backbone, FixedLengthMPM((0, 1)), TokenResidual(code=16, hidden=16)), 3).to(DEVICE)
+    model = Segmenter(MergedViT(backbone, MPM((0, 1), keep_length=True), TokenResidual(code=16, hidden=16)), 3).to(
+        DEVICE
+    )
     for parameter in model.parameters():  # decoders at zero would hide the branch
         torch.nn.init.normal_(parameter, std=0.2)
     image, labels = torch.randn(2, 3, 48, 48, device=DEVICE), torch.randint(0, 3, (2, 48, 48), device=DEVICE)

@@ -1,16 +1,15 @@
-"""MPM at a fixed length is MPM."""
+"""MPM at a fixed length is MPM: what is trained where steps are captured."""
 
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from nsr.tokens import MPM, MergedViT, Segmenter, TokenResidual, ToMe, mpm_plan
-from nsr.training.fixed_length import FixedLengthMPM, capturable, fixed_length_plan
+from nsr.tokens import MPM, MergedViT, Segmenter, TokenResidual, mpm_plan
 
 
 def test_plans_are_equal() -> None:
     tokens = torch.randn(6, 21, 8)
-    plan, fixed = mpm_plan(tokens), fixed_length_plan(tokens, 1, None)
+    plan, fixed = mpm_plan(tokens), mpm_plan(tokens, keep_length=True)
     assert plan is not None
     assert torch.equal(fixed.group, plan.group)
     assert torch.equal(fixed.weight, plan.weight)
@@ -21,7 +20,7 @@ def test_plans_are_equal() -> None:
     assert len(counts.unique()) > 1  # samples of different length took part
     again, fixed_again = (
         mpm_plan(plan.merge(tokens), valid=plan.valid),
-        fixed_length_plan(fixed.merge(tokens), 1, fixed.valid),
+        mpm_plan(fixed.merge(tokens), valid=fixed.valid, keep_length=True),
     )
     assert again is not None
     merged = again.merge(plan.merge(tokens))
@@ -31,7 +30,7 @@ def test_plans_are_equal() -> None:
 @pytest.mark.parametrize("residual", [None, TokenResidual()])
 def test_the_segmenter_computes_and_learns_the_same(residual) -> None:
     models = []
-    for rule in (MPM((0, 1, 3)), FixedLengthMPM((0, 1, 3))):
+    for rule in (MPM((0, 1, 3)), MPM((0, 1, 3), keep_length=True)):
         torch.manual_seed(0)
         backbone = VisionTransformer(img_size=48, patch_size=8, embed_dim=32, depth=4, num_heads=2, num_classes=0)
         model = Segmenter(MergedViT(backbone, rule, residual), 3)
@@ -51,9 +50,3 @@ def test_the_segmenter_computes_and_learns_the_same(residual) -> None:
         else:
             scale = one.grad.abs().max().clamp(min=1)
             torch.testing.assert_close(other.grad / scale, one.grad / scale, rtol=1e-3, atol=1e-4, msg=name)
-
-
-def test_what_is_trained_with_where_steps_are_captured() -> None:
-    assert capturable(None) is None
-    assert capturable(ToMe(r=3)) == ToMe(r=3)
-    assert capturable(MPM((0, 2))) == FixedLengthMPM((0, 2))

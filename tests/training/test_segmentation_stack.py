@@ -9,7 +9,6 @@ from timm.models.vision_transformer import VisionTransformer
 from nsr.data.segmentation.resident import load_resident
 from nsr.data.segmentation.shapes import shapes
 from nsr.tokens import MPM, MergedViT, PiToMe, Segmenter, TokenResidual, ToMe
-from nsr.training.fixed_length import FixedLengthMPM
 from nsr.training.pixel_loss import pixel_cross_entropy
 from nsr.training.segmentation import SegmentationProtocol, SegmentationTrainer, train
 from nsr.training.segmentation_feed import EpochDraws, ResidentFeed
@@ -45,7 +44,10 @@ def trainer(model, protocol=PROTOCOL, capture=False, device="cpu") -> Segmentati
     return SegmentationTrainer(model, feed, protocol, capture=capture)
 
 
-@pytest.mark.parametrize("rule", [None, ToMe(r=3), PiToMe(keep=0.7), MPM((0, 2)), FixedLengthMPM((0, 2))], ids=str)
+RULES = {"none": None, "tome": ToMe(r=3), "pitome": PiToMe(keep=0.7), "mpm": MPM((0, 2), keep_length=True)}
+
+
+@pytest.mark.parametrize("rule", [*RULES.values(), MPM((0, 2))], ids=[*RULES, "mpm-shortened"])
 def test_logits_and_gradients_are_those_of_the_models(rule) -> None:
     alone = models(rule, RESIDUALS if rule else (None, None))
     stack = SegmenterStack(copy.deepcopy(alone))
@@ -113,7 +115,7 @@ def test_what_it_does_not_compute_is_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rule", [None, ToMe(r=3), PiToMe(keep=0.7), FixedLengthMPM((0, 2))], ids=str)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_captured_stack_equals_captured_models(rule) -> None:
     """Losses rather than weights: Adam blows the noise of vanishing gradients up to full steps."""
     protocol = SegmentationProtocol(4, 4, lr=1e-3, precision="fp32")

@@ -11,7 +11,6 @@ from nsr.data.segmentation.shapes import shapes
 from nsr.data.segmentation.workers import worker_batches
 from nsr.tokens import MPM, MergedViT, Segmenter, TokenResidual, ToMe
 from nsr.training import checkpoint
-from nsr.training.fixed_length import FixedLengthMPM
 from nsr.training.segmentation import SegmentationProtocol, SegmentationTrainer, poly_rate, train
 from nsr.training.segmentation_evaluation import evaluate
 from nsr.training.segmentation_feed import EpochDraws, ResidentFeed, WorkerFeed, place
@@ -212,7 +211,7 @@ class TestOnGpu:
     """Losses rather than weights are compared: Adam blows the noise of vanishing gradients up to full steps."""
 
     @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-    @pytest.mark.parametrize("rule", [None, ToMe(r=3), FixedLengthMPM((0, 1))])
+    @pytest.mark.parametrize("rule", [None, ToMe(r=3), MPM((0, 1), keep_length=True)])
     def test_captured_steps_equal_eager_ones(self, rule, precision) -> None:
         data = load_resident(SPLIT, "cuda")
         protocol = SegmentationProtocol(4, 4, lr=1e-3, precision=precision)

@@ -27,7 +27,6 @@ from nsr.tokens.mpm import MPM
 from nsr.tokens.segmenter_file import load_segmenter, save_segmenter
 from nsr.training.checkpoint import Keeper
 from nsr.training.distributed import ALONE, Group
-from nsr.training.fixed_length import capturable
 from nsr.training.segmentation import SegmentationProtocol, SegmentationTrainer, TrainingProgress, train
 from nsr.training.segmentation_evaluation import centre_batches, evaluate
 from nsr.training.segmentation_feed import EpochDraws, Feed, ResidentFeed, WorkerFeed, place
@@ -144,7 +143,8 @@ class SegmentationLab:
         if first.variant == "adapter":
             weights = self.trained(SegmentationCell("none", FULL_POINT, "original", first.seed)).state_dict()
         rule = self.task.rule(first.merger, first.point)
-        rule = capturable(rule) if capture else rule
+        if capture and isinstance(rule, MPM):  # a captured step can read no length back
+            rule = replace(rule, keep_length=True)
         models = [
             make_segmenter(self.task, rule, cell.variant, weights, cell.seed, self.folder).to(self.device)
             for cell in cells

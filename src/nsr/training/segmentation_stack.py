@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from nsr.kernels.tokens import GroupLayout
 from nsr.tokens import MergePlan, Segmenter, host
-from nsr.tokens.attention import key_bias, packed_attention
+from nsr.tokens.attention import sized_attention
 from nsr.tokens.branch import EventCodes, TokenBranch, spread_codes
 from nsr.tokens.matching import autocast_off
 from nsr.tokens.vit import TokenState
@@ -123,14 +123,14 @@ class SegmenterStack:
         if merger is not None and merges and merger.where == "before_block":
             state = self._merge(index, state, events, state.x, grid)
             merges = False
-        bias = key_bias(state.size if merger is not None and merger.proportional else None, state.valid)
+        size = state.size if merger is not None and merger.proportional else None
         attention = self.vit.backbone.blocks[index].attn
         assert isinstance(attention, Attention)
         x, tokens = self._by_model(state.x), state.x.shape[1]
         with autocast_off(x):
             qkv = _run(_normed_linear)(x, *self._named(f"{name}.norm1"), *self._named(f"{name}.attn.qkv"), kind)
             qkv = self._by_sample(qkv, tokens).unflatten(2, (3, attention.num_heads, -1))
-            attended = self._by_model(packed_attention(qkv, bias).flatten(2))
+            attended = self._by_model(sized_attention(qkv, size, state.valid).flatten(2))
             x = _run(_added_linear)(x, attended, *self._named(f"{name}.attn.proj"))
         state = state._replace(x=self._by_sample(x, tokens))
         if merges:

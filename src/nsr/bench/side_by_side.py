@@ -1,7 +1,8 @@
 """Cases of a benchmark in processes of their own: all compile at once, each is measured while nothing else runs.
 
-Compiling the models of a case takes most of a benchmark's time and one core; measuring takes seconds and the whole GPU.
-Who builds holds a shared lock, who measures an exclusive one, so that no measurement sees another process at work, also
+Compiling takes most of a benchmark's time and one core a model; measuring takes seconds and the whole GPU. So every
+model is compiled once in a process of its own, which fills the compiler's cache, and the processes that measure find it
+there. Who builds holds a shared lock, who measures an exclusive one: no measurement sees another process at work, also
 where two benchmarks are started at the same time.
 """
 
@@ -22,18 +23,31 @@ Case = TypeVar("Case")
 
 def measure_cases(
     measure: Callable[[Case, torch.device, bool], dict[str, Any]],
+    compile_arm: Callable[[Case, str, torch.device], None],
+    compiled_arms: Callable[[Case], list[str]],
     cases: Sequence[Case],
     device: torch.device,
     quick: bool,
 ) -> list[dict[str, Any]]:
     """``measure(case, device, quick)`` of every case, in order; on a GPU each in a process of its own.
 
-    ``measure`` is a function of a module, which wraps its two halves in :func:`building` and :func:`measuring`.
+    Args:
+        measure: A function of a module, which wraps its two halves in :func:`building` and :func:`measuring`.
+        compile_arm: Builds one arm of a case, by name, as ``measure`` will: a function of a module, too.
+        compiled_arms: Names of the arms of a case that are worth it.
+        cases: What to measure.
+        device: Where.
+        quick: Passed on; then everything runs in this process.
     """
-    if device.type != "cuda" or quick or len(cases) == 1:
+    if device.type != "cuda" or quick:
         return [measure(case, device, quick) for case in cases]
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // len(cases))))
-    with ProcessPoolExecutor(len(cases), mp_context=multiprocessing.get_context("spawn")) as pool:
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # of a process: there are as many as cores
+    processes = multiprocessing.get_context("spawn")
+    jobs = [(case, name) for case in cases for name in compiled_arms(case)]
+    with building(), ProcessPoolExecutor(os.cpu_count(), mp_context=processes) as pool:
+        for done in [pool.submit(compile_arm, case, name, device) for case, name in jobs]:
+            done.result()
+    with ProcessPoolExecutor(len(cases), mp_context=processes) as pool:
         return list(pool.map(measure, cases, [device] * len(cases), [quick] * len(cases)))
 
 

@@ -66,9 +66,9 @@ def test_equal_to_whole_trees(backbone: Backbone, variant: Variant, batched: str
     samples, count = samples_of(batched)
     permutations = torch.from_numpy(tree_task(DEPTH).permutations).expand(REPLICAS, -1, -1)
     batch = grouped(permutations, samples, count) if batched == "grouped" else sampled(permutations, samples, count, 7)
-    ours = TreeModel(models[0], DEPTH, batch.permutations.shape[1], PAIRS)
-    tree, query = samples // LEAVES, samples % LEAVES
-    label = permutations[0][tree, query] - 1
+    ours = TreeModel(models[0], DEPTH, batch.values.shape[1] // LEAVES, PAIRS)
+    tree, query, label = samples // LEAVES, samples % LEAVES, batch.label
+    assert torch.equal(label, permutations[0][tree, query] - 1)
 
     def expected(r: int) -> Tensor:
         return whole_trees(models[r], permutations[0][tree[r]].numpy(), query[r].numpy() + 1, count[r])

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from nsr.data.tree import tree_task
 from nsr.experiments.graph_models import Variant, graph_model
 from nsr.graph.models import Backbone
-from nsr.training import tree_conv_fused
 from nsr.training.replicas import Replicas
 from nsr.training.tree_batches import sampled
 from nsr.training.tree_layer_fused import FusedLayers
@@ -43,9 +42,9 @@ def results(backbone: Backbone, variant: Variant, width: int, fused: bool) -> li
     permutations = torch.from_numpy(tree_task(DEPTH).permutations).expand(len(SEEDS), -1, -1)
     samples = torch.randint(SLOTS * LEAVES, (len(SEEDS), PAIRS), generator=torch.Generator().manual_seed(0))
     count = (torch.arange(PAIRS) < PAIRS - 3).float().expand(len(SEEDS), -1)
-    logits = model(replicas.parameters | replicas.buffers, sampled(permutations, samples, count, SLOTS), training=True)
-    label = permutations.flatten(1).gather(1, samples) - 1
-    losses = F.cross_entropy(logits.transpose(1, 2), label, reduction="none")
+    batch = sampled(permutations, samples, count, SLOTS)
+    logits = model(replicas.parameters | replicas.buffers, batch, training=True)
+    losses = F.cross_entropy(logits.transpose(1, 2), batch.label, reduction="none")
     replicas.backward((losses * count).sum(1) / count.sum(1))
     return [logits.detach() * count.unsqueeze(2), replicas.gradient, *replicas.buffers.values()]
 
@@ -57,6 +56,5 @@ def error(backbone: Backbone, variant: Variant, width: int) -> float:
 
 
 if __name__ == "__main__":
-    tree_conv_fused._norm_in_few_kernels = tree_conv_fused._norm  # its compilation is not what is held to the twin here
     cases = [(b, v, 16) for b in ("gcn", "sage", "gin") for v in ("original", "nsr")] + [("gcn", "nsr", 32)]
     print(json.dumps({f"{b} {v} {w}": error(b, v, w) for b, v, w in cases}))

@@ -45,6 +45,7 @@ class Configuration:
         config: Everything else that decides the outcome.
         command: What repeats it.
         train: Trains the given cells together; its outcome is the metrics of each and the seconds of all.
+        limit: Entries of the config that say when to end; a run stopped under one limit goes on under another.
     """
 
     experiment: str
@@ -52,6 +53,7 @@ class Configuration:
     config: dict[str, Any]
     command: str
     train: Callable[[Sequence[Cell], Place], Run[tuple[list[Metrics], float]]]
+    limit: tuple[str, ...] = ()
 
 
 def run_configurations(
@@ -119,7 +121,8 @@ class _Model:
         self, results: Path, outputs: Path, device: torch.device, say: Callable[[str], None], watch: Watch
     ) -> Run[None]:
         save_to = outputs / "unfinished" / f"{self.name.replace(' ', '-')}.safetensors"
-        identity = {"config": self.configuration.config, "cells": list(self.cells)}
+        config = {key: value for key, value in self.configuration.config.items() if key not in self.configuration.limit}
+        identity = {"config": config, "cells": list(self.cells)}
         try:
             metrics, seconds = yield from self.configuration.train(self.cells, Place(watch, save_to, identity))
         except torch.cuda.OutOfMemoryError as error:

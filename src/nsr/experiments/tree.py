@@ -131,4 +131,4 @@ def _configuration(
         f"nsr run tree --depth {depth} --backbone {backbone} --variant {variant} --seed {','.join(map(str, seeds))}"
         f"{' --whole-trees' if whole_trees else ''}{f' --rate {rule.rate:g}' if rule != training.RULE else ''}"
     )
-    return Configuration("tree", cells, config, command, train)
+    return Configuration("tree", cells, config, command, train, limit=("max_seconds",))

@@ -11,6 +11,7 @@ together against ten one by one and against ``torch.optim``.
 """
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -134,8 +135,10 @@ class Replicas:
         if max_norm is not None:
             norm = self.gradient.norm(dim=1, keepdim=True)
             self.gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-        step = _adam_in_one_kernel if self.rows.is_cuda else _adam
         self.steps.add_(1)
+        step = adam_rows
+        if self.rows.is_cuda and find_spec("triton") is not None:
+            from nsr.training.adam_kernel import adam_rows as step
         step(self.rows, self.gradient, self.first, self.second, self.steps, rate, weight_decay, betas, eps)
 
     def module(self, replica: int) -> nn.Module:
@@ -172,7 +175,7 @@ class Replicas:
             tensor.copy_(state[name])
 
 
-def _adam(
+def adam_rows(
     weights: Tensor,
     gradient: Tensor,
     first: Tensor,
@@ -191,10 +194,6 @@ def _adam(
     size = rate.unsqueeze(1) / (1 - betas[0] ** steps)
     denominator = (second / (1 - betas[1] ** steps)).sqrt().add(eps)
     weights.sub_(size * first / denominator)
-
-
-# On a GPU a dozen passes over the weights become one.
-_adam_in_one_kernel = torch.compile(_adam, dynamic=True)
 
 
 def _cut(rows: Tensor, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:

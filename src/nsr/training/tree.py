@@ -18,7 +18,7 @@ from nsr.training.noise import key_of, permutation
 from nsr.training.plateau import Plateau, PlateauRule
 from nsr.training.progress import Watch, nobody
 from nsr.training.replicas import Replicas
-from nsr.training.tree_batches import grouped, sampled
+from nsr.training.tree_batches import Queries, grouped, sampled
 from nsr.training.tree_layer import fusible
 from nsr.training.tree_model import TreeModel, kind_of
 
@@ -128,6 +128,7 @@ class _Trainer:
         self.steps = -(-(trees * leaves if self.grouped else self.train.shape[1]) // self.batch)
         self.order = torch.zeros(replicas, self.steps, self.batch, dtype=torch.int64, device=device)
         self.weight = torch.zeros(replicas, self.steps, self.batch, device=device)
+        self.queries = self._queries(self.permutations, self.order, self.weight)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.correct = torch.zeros(replicas, device=device)
         self.latest = torch.zeros(replicas, device=device)
@@ -155,26 +156,24 @@ class _Trainer:
             counts = torch.ones_like(samples, dtype=self.weight.dtype)
         self.order.flatten(1)[:, : samples.shape[1]] = samples
         self.weight.flatten(1)[:, : samples.shape[1]] = counts
+        self.queries.copy_(self._queries(self.permutations, self.order, self.weight))
+
+    def _queries(self, permutations: Tensor, samples: Tensor, count: Tensor) -> Queries:
+        if self.grouped:
+            return grouped(permutations, samples, count)
+        return sampled(permutations, samples, count, self.slots)
 
     def _step(self) -> None:
-        samples = self.order.index_select(1, self.cursor).squeeze(1)  # shape: [R, B]
-        weight = self.weight.index_select(1, self.cursor).squeeze(1)
-        logits, label = self._logits(self.permutations, samples, weight, training=True)
-        losses = F.cross_entropy(logits.transpose(1, 2), label, reduction="none")  # shape: [R, B]
-        self.replicas.backward((losses * weight).sum(1) / weight.sum(1))
+        batch = self.queries.batch(self.cursor)
+        logits = self._logits(batch, training=True)
+        losses = F.cross_entropy(logits.transpose(1, 2), batch.label, reduction="none")  # shape: [R, B]
+        self.replicas.backward((losses * batch.count).sum(1) / batch.count.sum(1))
         self.replicas.adam(self.plateau.rate * self.plateau.active)
-        self.correct.add_(((logits.argmax(2) == label) * weight).sum(1))
+        self.correct.add_(((logits.argmax(2) == batch.label) * batch.count).sum(1))
         self.cursor.add_(1)
 
-    def _logits(self, permutations: Tensor, samples: Tensor, weight: Tensor, training: bool) -> tuple[Tensor, Tensor]:
-        """Logits ``[R, B, L]`` and classes ``[R, B]`` of samples ``[R, B]``."""
-        label = permutations.flatten(1).gather(1, samples) - 1
-        if self.grouped:
-            batch = grouped(permutations, samples, weight)
-        else:
-            batch = sampled(permutations, samples, weight, self.slots)
-        logits = self.model(self.replicas.parameters | self.replicas.buffers, batch, training)
-        return logits, label
+    def _logits(self, batch: Queries, training: bool) -> Tensor:
+        return self.model(self.replicas.parameters | self.replicas.buffers, batch, training)  # shape: [R, B, L]
 
     @torch.no_grad()
     def correct_answers(self, permutations: Tensor) -> Tensor:
@@ -184,8 +183,8 @@ class _Trainer:
         for part in torch.arange(trees * leaves, device=self.device).split(self.batch):
             samples = F.pad(part, (0, self.batch - len(part))).expand(replicas, -1)
             weight = (torch.arange(self.batch, device=self.device) < len(part)).float().expand(replicas, -1)
-            logits, label = self._logits(permutations, samples, weight, training=False)
-            right.append((logits.argmax(2) == label)[:, : len(part)])
+            batch = self._queries(permutations, samples, weight)
+            right.append((self._logits(batch, training=False).argmax(2) == batch.label)[:, : len(part)])
         return torch.cat(right, dim=1)  # shape: [R, P' L]
 
     def outcome(self, epochs: int, seconds: float) -> TreeOutcome:

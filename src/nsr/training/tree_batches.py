@@ -1,34 +1,82 @@
 """Batches of (tree, query) samples by the different trees in them."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from nsr.training.tree_model import Queries
+
+@dataclass(frozen=True)
+class Queries:
+    """(tree, query) pairs of each replica; ``...`` may be the batches of an epoch.
+
+    Attributes:
+        values: Of the leaves of each different tree, 0 to L - 1, tree after tree, ``[R, ..., S L]``.
+        place: What each pair reads: the number of its query, ``[R, ..., B]``, then the two children of its tree's root,
+            counted over all trees, ``[R, ..., 2 B]``; together ``[R, ..., 3 B]``.
+        label: The value that each pair asks for, 0 to L - 1, ``[R, ..., B]``.
+        count: 1 for each pair, 0 for one that only fills up the batch, ``[R, ..., B]``.
+    """
+
+    values: Tensor
+    place: Tensor
+    label: Tensor
+    count: Tensor
+
+    @property
+    def query(self) -> Tensor:
+        """The query of each pair, 0 to L - 1, ``[R, ..., B]``."""
+        return self.place[..., : self.label.shape[-1]]
+
+    @property
+    def slot(self) -> Tensor:
+        """The number of each pair's tree, ``[R, ..., B]``."""
+        return self.place[..., self.label.shape[-1] :: 2] // 2
+
+    def batch(self, number: Tensor) -> "Queries":
+        """One batch of an epoch; the number is a tensor of one element."""
+        return Queries(*(part.index_select(1, number).squeeze(1) for part in self._parts()))
+
+    def clone(self) -> "Queries":
+        """The same in other memory."""
+        return Queries(*(part.clone() for part in self._parts()))
+
+    def copy_(self, other: "Queries") -> None:
+        """Take over the pairs of another epoch."""
+        for mine, theirs in zip(self._parts(), other._parts(), strict=True):
+            mine.copy_(theirs)
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.values, self.place, self.label, self.count
 
 
 def sampled(permutations: Tensor, samples: Tensor, count: Tensor, slots: int) -> Queries:
-    """A batch of any samples.
+    """Batches of any samples.
 
     Args:
-        permutations: All trees, ``[R, P, L]``.
-        samples: Tree times ``L`` plus query, ``[R, B]``.
-        count: 1 for each sample that counts, else 0, ``[R, B]``.
+        permutations: All trees, values 1 to L, ``[R, P, L]``.
+        samples: Tree times ``L`` plus query, ``[R, ..., B]``.
+        count: 1 for each sample that counts, else 0, ``[R, ..., B]``.
         slots: At least as many as there are different trees in any batch.
     """
-    leaves = permutations.shape[2]
-    slot, tree = assign_slots(samples // leaves, slots)
-    return Queries(_take(permutations, tree), samples % leaves + 1, slot, count)
+    slot, tree = assign_slots(samples // permutations.shape[2], slots)
+    return _queries(permutations, samples, count, slot, tree)
 
 
 def grouped(permutations: Tensor, samples: Tensor, count: Tensor) -> Queries:
-    """A batch of whole trees: each with all of its queries in order; arguments as for :func:`sampled`."""
+    """Batches of whole trees: each with all of its queries in order; arguments as for :func:`sampled`."""
     leaves = permutations.shape[2]
-    slot = torch.arange(samples.shape[1], device=samples.device).div(leaves, rounding_mode="floor").expand_as(samples)
-    return Queries(_take(permutations, samples[:, ::leaves] // leaves), samples % leaves + 1, slot, count)
+    slot = torch.arange(samples.shape[-1], device=samples.device).div(leaves, rounding_mode="floor").expand_as(samples)
+    return _queries(permutations, samples, count, slot, samples[..., ::leaves] // leaves)
 
 
-def _take(permutations: Tensor, tree: Tensor) -> Tensor:
-    return permutations.gather(1, tree.unsqueeze(2).expand(-1, -1, permutations.shape[2]))
+def _queries(permutations: Tensor, samples: Tensor, count: Tensor, slot: Tensor, tree: Tensor) -> Queries:
+    replicas, _, leaves = permutations.shape
+    index = tree.flatten(1).unsqueeze(2).expand(-1, -1, leaves)
+    values = permutations.gather(1, index).view(replicas, *tree.shape[1:-1], -1) - 1
+    children = torch.stack([2 * slot, 2 * slot + 1], dim=-1).flatten(-2)
+    label = permutations.flatten(1).gather(1, samples.flatten(1)).view_as(samples) - 1
+    return Queries(values, torch.cat([samples % leaves, children], dim=-1), label, count)
 
 
 def assign_slots(tree: Tensor, slots: int) -> tuple[Tensor, Tensor]:

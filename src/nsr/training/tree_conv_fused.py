@@ -1,85 +1,93 @@
-"""GIN's conv on many rows of several replicas: two stages of Linear, BatchNorm and ReLU.
+"""GIN's conv by the kernels of ``tree_conv_kernels.py``: two kernels a stage forward, three backward.
 
-A replica's weight gradient is a product of two long, thin matrices. As one batched product, a replica's would be the
-work of a single multiprocessor; here many programs take a part of the rows each.
+A replica's weight gradient is a product of two long, thin matrices. As one batched product it would be the work of a
+single multiprocessor; here many programs take a part of the rows each.
 """
 
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
-from nsr.training.tree_layer import Weights, affine, batch_norm
+from nsr.training.tree_conv_kernels import linear_moments, norm_relu, norm_sums, stage_gradient
+from nsr.training.tree_layer import LayerKind, Weights, host_update
 
+PRECISION = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
 _ROWS = 32  # in a tile
-_PROGRAMS = 264
-_PRECISION = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
+_PARTS = 128  # programs of a replica at most
 
 
-def gin_conv(weights: Weights, aggregate: Tensor, count: Tensor | None) -> Tensor:
+def gin_conv(kind: LayerKind, weights: Weights, aggregate: Tensor, count: Tensor | None) -> Tensor:
     """The update of GIN from the aggregates, ``[R, N, D]``; see :func:`nsr.training.tree_layer.host_update`."""
+    if count is None:
+        return host_update(kind, weights, aggregate, aggregate, count)
     for linear, norm in ((0, 1), (3, 4)):
-        hidden = _Affine.apply(aggregate, weights[f"conv.nn.{linear}.weight"], weights[f"conv.nn.{linear}.bias"])
-        own = {name: weight for name, weight in weights.items() if name.startswith(f"conv.nn.{norm}.")}
-        for tensor in (hidden, count):
-            if tensor is not None:
-                torch._dynamo.maybe_mark_dynamic(tensor, 1)  # one compilation for all layers and batches
-        aggregate = _norm_in_few_kernels(own, f"conv.nn.{norm}", hidden, count)
+        aggregate = _Stage.apply(
+            aggregate,
+            weights[f"conv.nn.{linear}.weight"],
+            weights[f"conv.nn.{linear}.bias"],
+            weights[f"conv.nn.{norm}.weight"],
+            weights[f"conv.nn.{norm}.bias"],
+            weights[f"conv.nn.{norm}.running_mean"],
+            weights[f"conv.nn.{norm}.running_var"],
+            count,
+        )
+        weights[f"conv.nn.{norm}.num_batches_tracked"].add_(1)
     return aggregate
 
 
-def _norm(weights: Weights, name: str, x: Tensor, count: Tensor | None) -> Tensor:
-    return F.relu(batch_norm(weights, name, x, count))
-
-
-_norm_in_few_kernels = torch.compile(_norm)
-
-
-class _Affine(torch.autograd.Function):
-    """:func:`nsr.training.tree_layer.affine` with the gradients of weight and bias in many parts."""
+class _Stage(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        count: Tensor,
+    ) -> Tensor:
+        x, count = x.contiguous(), count.contiguous()
+        weight, bias, gamma, beta = (w.contiguous() for w in (weight, bias, gamma, beta))
+        replicas, rows, width = x.shape
+        programs, each = _shares(rows)
+        h, y = torch.empty_like(x), torch.empty_like(x)
+        parts = x.new_empty(replicas, programs, 3, width)
+        moments = x.new_empty(replicas, 3, width)  # count, mean and variance
+        precision = PRECISION[torch.get_float32_matmul_precision()]
+        linear_moments[(programs, replicas)](
+            x, weight, bias, count, h, parts, rows, each, D=width, BLOCK=_ROWS, P=precision
+        )
+        norm_relu[(triton.cdiv(rows, _ROWS), replicas)](
+            h, parts, gamma, beta, moments, running_mean, running_var, y, rows, programs,
+            D=width, BLOCK=_ROWS, PARTS=_PARTS,
+        )  # fmt: skip
+        ctx.save_for_backward(x, weight, gamma, beta, h, moments, count)
+        ctx.precision = precision
+        return y
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return affine(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, gamma, beta, h, moments, count = ctx.saved_tensors
         grad = grad.contiguous()
         replicas, rows, width = x.shape
-        tiles = triton.cdiv(rows, _ROWS)
-        each = triton.cdiv(tiles, max(1, _PROGRAMS // replicas))
-        programs = triton.cdiv(tiles, each)
-        parts = x.new_empty(replicas, programs, width + 1, width)
-        affine_gradient[(programs, replicas)](
-            x, grad, parts, rows, each,
-            D=width, BLOCK=_ROWS, P=_PRECISION[torch.get_float32_matmul_precision()],
+        programs, each = _shares(rows)
+        norm_parts = x.new_empty(replicas, programs, 2, width)
+        norm_sums[(programs, replicas)](grad, h, moments, gamma, beta, norm_parts, rows, each, D=width, BLOCK=_ROWS)
+        dx, parts = torch.empty_like(x), x.new_empty(replicas, programs, width + 3, width)
+        stage_gradient[(programs, replicas)](
+            grad, x, h, count, moments, weight, gamma, beta, norm_parts, dx, parts, rows, each,
+            D=width, BLOCK=_ROWS, PARTS=_PARTS, P=ctx.precision,
         )  # fmt: skip
-        total = parts.sum(1)
-        return torch.bmm(grad, weight), total[:, :width], total[:, width]
+        d_weight, d_bias, d_gamma, d_beta = parts.sum(1).split([width, 1, 1, 1], dim=1)
+        return dx, d_weight, d_bias.squeeze(1), d_gamma.squeeze(1), d_beta.squeeze(1), None, None, None
 
 
-@triton.jit(do_not_specialize=["rows", "tiles_each"])
-def affine_gradient(  # type: ignore[no-untyped-def]
-    x_ptr, grad_ptr, part_ptr, rows, tiles_each, D: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr
-):
-    """A part of ``grad^T x`` and of the sum of ``grad``: ``[D + 1, D]`` of each program."""
-    replica = tl.program_id(1).to(tl.int64)
-    d = tl.arange(0, D)
-    weight = tl.zeros([D, D], tl.float32)
-    bias = tl.zeros([D], tl.float32)
-    first = tl.program_id(0) * tiles_each
-    for tile in range(first, first + tiles_each):
-        row = tile * BLOCK + tl.arange(0, BLOCK)
-        at = (replica * rows + row)[:, None] * D + d[None, :]
-        x = tl.load(x_ptr + at, mask=(row < rows)[:, None], other=0.0)
-        grad = tl.load(grad_ptr + at, mask=(row < rows)[:, None], other=0.0)
-        weight += tl.dot(tl.trans(grad), x, input_precision=P)
-        bias += tl.sum(grad, 0)
-    part_ptr += (replica * tl.num_programs(0) + tl.program_id(0)) * (D + 1) * D
-    tl.store(part_ptr + d[:, None] * D + d[None, :], weight)
-    tl.store(part_ptr + D * D + d, bias)
+def _shares(rows: int) -> tuple[int, int]:
+    """Programs of a replica, and the tiles of each."""
+    tiles = triton.cdiv(rows, _ROWS)
+    each = triton.cdiv(tiles, _PARTS)
+    return triton.cdiv(tiles, each), each

@@ -13,12 +13,11 @@ import triton
 from torch import Tensor
 
 from nsr.training.replicas import Replicas, Section
-from nsr.training.tree_conv_fused import gin_conv
+from nsr.training.tree_conv_fused import PRECISION, gin_conv
 from nsr.training.tree_layer import LayerKind, Weights
 from nsr.training.tree_layer_kernels import collect_rows, layer_backward, layer_forward
 from nsr.training.tree_plan import LayerPlan
 
-_PRECISION = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
 _NODES = 16  # in a tile
 _WARPS_FORWARD, _WARPS_BACKWARD = 2, 4
 _PROGRAMS = 264  # of the backward kernel: two for each multiprocessor of an H100
@@ -69,7 +68,7 @@ class FusedLayers:
         """See :func:`nsr.training.tree_layer.tree_layer`."""
         values, place = self.sections[number]
         out, aggregate = _Layer.apply(rows, values, plan, self._constants(place, rows.shape[2]))
-        return out + gin_conv(weights, aggregate, count) if self.gin else out
+        return out + gin_conv(self.kind, weights, aggregate, count) if self.gin else out
 
     def _constants(self, place: dict[str, int], width: int) -> dict[str, Any]:
         """The kernels' compile-time arguments."""
@@ -80,7 +79,7 @@ class FusedLayers:
             "HOST": not self.gin,
             "SAGE": self.kind.backbone == "sage",
             "D": width,
-            "P": _PRECISION[torch.get_float32_matmul_precision()],
+            "P": PRECISION[torch.get_float32_matmul_precision()],
             **places,
         }
 

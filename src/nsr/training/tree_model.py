@@ -1,7 +1,6 @@
 """A graph model with root readout on batches of complete binary trees, by the plans of ``tree_plan.py``."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,27 +8,11 @@ from torch_geometric.nn.conv import GCNConv, GINConv, SAGEConv
 
 from nsr.graph.host import CHILD
 from nsr.graph.models import Backbone, GraphModel
+from nsr.training.tree_batches import Queries
 from nsr.training.tree_layer import LayerKind, Weights, affine, tree_layer
 from nsr.training.tree_plan import LayerPlan, layer_plans
 
 Layers = Callable[[int, Weights, Tensor, LayerPlan, Tensor | None], Tensor]
-
-
-@dataclass(frozen=True)
-class Queries:
-    """A batch of (tree, query) pairs of each replica.
-
-    Attributes:
-        permutations: Values of the leaves of each different tree, 1 to L, ``[R, S, L]``.
-        query: The key that each root asks for, 1 to L, ``[R, B]``.
-        slot: The tree that each root belongs to, ``[R, B]``.
-        count: 1 for each pair, 0 for one that only fills up the batch, ``[R, B]``.
-    """
-
-    permutations: Tensor
-    query: Tensor
-    slot: Tensor
-    count: Tensor
 
 
 class TreeModel:
@@ -56,6 +39,7 @@ class TreeModel:
         if len(model.layers) != depth + 1:
             raise ValueError(f"A tree of depth {depth} takes {depth + 1} layers; the model has {len(model.layers)}.")
         self.kind, self.layers = kind_of(model), layers
+        self.trees, self.pairs, self.leaves = trees, pairs, 2**depth
         self.plans = layer_plans(self.kind.backbone, depth, trees, pairs, device, model.head.weight.dtype)
 
     def __call__(self, weights: Weights, batch: Queries, training: bool) -> Tensor:
@@ -66,18 +50,20 @@ class TreeModel:
             batch: The pairs.
             training: Whether BatchNorm uses the statistics of the batch, and updates its own.
         """
-        rows = _encode(weights, batch)
-        counts = _counts(batch, self.plans) if training and self.kind.backbone == "gin" else [None] * len(self.plans)
+        rows = _encode(weights, batch, self.leaves)
+        counts: Sequence[Tensor | None] = [None] * len(self.plans)
+        if training and self.kind.backbone == "gin":
+            counts = _counts(batch, self.plans, self.trees, self.leaves)
         for number, (plan, count) in enumerate(zip(self.plans, counts, strict=True)):
             prefix = f"layers.{number}."
             own = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
-            if plan.copies:
+            if len(plan.copied):
                 rows = torch.cat([rows, _copies(rows, plan, batch)], dim=1)
             if self.layers is None:
                 rows = tree_layer(self.kind, own, rows, plan, count)
             else:
                 rows = self.layers(number, own, rows, plan, count)
-        return affine(rows[:, -batch.query.shape[1] :], weights["head.weight"], weights["head.bias"])
+        return affine(rows[:, -self.pairs :], weights["head.weight"], weights["head.bias"])
 
 
 def kind_of(model: GraphModel) -> LayerKind:
@@ -89,39 +75,39 @@ def kind_of(model: GraphModel) -> LayerKind:
     return LayerKind(backbone, None if branch is None else branch.source)
 
 
-def _encode(weights: Weights, batch: Queries) -> Tensor:
+def _encode(weights: Weights, batch: Queries, leaves: int) -> Tensor:
     """Leaves, blank and roots before the first layer: one-hot key and value through a linear layer, entry 0 blank."""
-    leaves = batch.permutations.shape[2]
     encoder = weights["encoder.weight"].transpose(1, 2)  # shape: [R, 2 (L + 1), D]
     key, value = torch.split(encoder, leaves + 1, dim=1)
     key = key + weights["encoder.bias"].unsqueeze(1)
-    symbols = torch.arange(1, leaves + 1, device=key.device)
-    one_hot = (batch.permutations.flatten(1).unsqueeze(2) == symbols).to(key.dtype)  # shape: [R, S L, L]
-    leaf = torch.bmm(one_hot, value[:, 1:]).unflatten(1, (-1, leaves)) + key[:, 1:].unsqueeze(1)
+    leaf = _take(value[:, 1:], batch.values).unflatten(1, (-1, leaves)) + key[:, 1:].unsqueeze(1)
     return torch.cat([leaf.flatten(1, 2), key + value[:, :1]], dim=1)  # a blank is key 0 with value 0, a root key q
 
 
 def _copies(rows: Tensor, plan: LayerPlan, batch: Queries) -> Tensor:
     """The own state of each pair's root where it is still one for each query, and those of its two children."""
-    left = plan.below_root + 2 * batch.slot
-    index = torch.stack([left, left + 1], dim=2).flatten(1)
-    if plan.copies == 3:
-        index = torch.cat([plan.root + batch.query - 1, index], dim=1)
-    offset = rows.shape[1] * torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)
-    # index_select because its gradient is a sum without sorting
-    return rows.flatten(0, 1).index_select(0, (index + offset).flatten()).unflatten(0, index.shape)
+    return _take(rows, batch.place[:, -len(plan.copied) :] + plan.copied)
 
 
-def _counts(batch: Queries, plans: list[LayerPlan]) -> list[Tensor]:
+def _take(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of each replica: ``[R, M, D]`` by ``[R, N]`` to ``[R, N, D]``.
+
+    ``index_select`` because its gradient is a sum without sorting.
+    """
+    replicas, rows, width = table.shape
+    offset = rows * torch.arange(replicas, device=index.device).unsqueeze(1)
+    return table.reshape(-1, width).index_select(0, (index + offset).flatten()).view(replicas, -1, width)
+
+
+def _counts(batch: Queries, plans: list[LayerPlan], trees: int, leaves: int) -> list[Tensor]:
     """How often each row that a layer makes occurs among the nodes of the batch, ``[R, N]`` for each layer."""
-    trees, leaves = batch.permutations.shape[1:]
     zeros = batch.count.new_zeros
     by_tree = zeros(len(batch.count), trees).scatter_add(1, batch.slot, batch.count)
-    by_query = zeros(len(batch.count), leaves).scatter_add(1, batch.query - 1, batch.count)
+    by_query = zeros(len(batch.count), leaves).scatter_add(1, batch.query, batch.count)
     total = batch.count.sum(1, keepdim=True)
     counts = []
     for plan in plans:
         parts = [by_tree.unsqueeze(2).expand(-1, -1, nodes).flatten(1) for nodes in plan.nodes_of_height]
         parts += [total * plan.blanks] if plan.blanks else []
-        counts.append(torch.cat([*parts, batch.count if plan.copies else by_query], dim=1))
+        counts.append(torch.cat([*parts, batch.count if len(plan.copied) else by_query], dim=1))
     return counts

@@ -54,9 +54,8 @@ class LayerPlan:
         blank: The blank row among those that are read, or -1.
         nodes_of_height: How many nodes of a tree are made of each height, lowest first.
         blanks: How many nodes of a tree the blank row that is made stands for; 0 where none is made.
-        root: Where the roots begin among the rows that are read.
-        below_root: Where height ``d - 1`` begins among them, or -1.
-        copies: Rows to copy for each pair: 3 (its root and its children), 2 (its children) or none.
+        copied: Where the rows to copy for the pairs are counted from: their roots (in layer ``d`` alone) ``[B]``, then
+            their children ``[2 B]``; empty in the layers before.
     """
 
     members: Tensor
@@ -65,14 +64,13 @@ class LayerPlan:
     blank: int
     nodes_of_height: tuple[int, ...]
     blanks: int
-    root: int
-    below_root: int
-    copies: int
+    copied: Tensor
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "LayerPlan":
         """The plan on a device, with coefficients of a precision."""
-        members, uses = self.members.to(device), self.uses.to(device)
-        return replace(self, members=members, uses=uses, coefficient=self.coefficient.to(device, dtype))
+        members, uses, copied = self.members.to(device), self.uses.to(device), self.copied.to(device)
+        coefficient = self.coefficient.to(device, dtype)
+        return replace(self, members=members, uses=uses, copied=copied, coefficient=coefficient)
 
 
 def layer_plans(
@@ -156,9 +154,9 @@ def _layer(
         blank=blank,
         nodes_of_height=tuple(len(block.members) // trees for block in blocks if isinstance(block.name, int)),
         blanks=blanks,
-        root=start["root"],
-        below_root=start.get(depth - 1, -1),
-        copies=copies,
+        copied=torch.tensor(
+            ([start["root"]] * (copies - 2) + [start[depth - 1]] * 2) if copies else []
+        ).repeat_interleave(pairs),
     )
     return blocks, plan
 

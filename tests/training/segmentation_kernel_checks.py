@@ -4,6 +4,7 @@ Triton decides when a kernel is defined whether it is interpreted, so :mod:`test
 a program of its own, on a CPU with ``TRITON_INTERPRET=1``.
 """
 
+import copy
 import sys
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from nsr.data.segmentation.split import IGNORE
 from nsr.kernels.tokens import token_kernels
-from nsr.tokens import MPM, MergedViT, Segmenter, TokenResidual, mpm_plan
+from nsr.tokens import MPM, MergedViT, Segmenter, TokenResidual, ToMe, mpm_plan
 from nsr.training.pixel_loss import pixel_cross_entropy
+from nsr.training.segmentation_stack import SegmenterStack
 
 DEVICE = sys.argv[1]
 
@@ -85,6 +87,36 @@ def check_fixed_length_model() -> None:
     for (name, _), fast, plain in zip(model.named_parameters(), *both(gradients), strict=True):
         scale = plain.abs().max().clamp(min=1e-2)
         torch.testing.assert_close(fast / scale, plain / scale, rtol=0, atol=2e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def check_stack() -> None:
+    """With kernels, a stack learns what its models learn without them."""
+    residuals = (None, TokenResidual(code=16, hidden=16), TokenResidual(code=16, hidden=16, feature=False))
+    image, labels = torch.randn(2, 3, 48, 48, device=DEVICE), torch.randint(0, 3, (2, 48, 48), device=DEVICE)
+    for rule in (ToMe(r=2), MPM((0, 1), keep_length=True)):
+        models = []
+        for residual in residuals:
+            backbone = VisionTransformer(img_size=48, patch_size=16, embed_dim=32, depth=2, num_heads=2, num_classes=0)
+            models.append(Segmenter(MergedViT(backbone, rule, residual), 3).to(DEVICE))
+            for parameter in models[-1].parameters():
+                torch.nn.init.normal_(parameter, std=0.2)
+        twins = copy.deepcopy(models)
+        stack = SegmenterStack(models)
+        with token_kernels(True):
+            logits = stack.patch_logits(image)
+            sum(pixel_cross_entropy(part, labels) for part in logits.chunk(3)).backward()
+        with token_kernels(False):
+            expected = torch.cat([twin.patch_logits(image) for twin in twins])
+            sum(pixel_cross_entropy(part, labels) for part in expected.chunk(3)).backward()
+        torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+        for name, parameter in stack.named_parameters():
+            if name in stack.weights:
+                grad = torch.stack([twin.get_parameter(name).grad for twin in twins])
+            else:
+                index, _, own = name.partition(".")
+                grad = twins[int(index)].get_parameter(own).grad
+            scale = grad.abs().max().clamp(min=1e-2)
+            torch.testing.assert_close(parameter.grad / scale, grad / scale, rtol=0, atol=2e-3, msg=name)
 
 
 if __name__ == "__main__":

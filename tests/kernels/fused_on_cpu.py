@@ -46,6 +46,8 @@ def cases() -> dict[str, Case]:
         "one row has all": Case(torch.full((150,), 2), 5),
         "whole tiles": Case(torch.arange(128) // 32, 4, deterministic=True),
         "no members": Case(torch.empty(0, dtype=torch.int64), 3, deterministic=True),
+        "replicas": Case(some[:100], 40, width=48, replicas=2),
+        "replicas, deterministic": Case(some[:100], 40, width=48, replicas=2, deterministic=True),
         "heads, replicas": Case(some[:100], 40, width=48, heads=3, replicas=2),
         "heads, replicas, deterministic": Case(some[:100], 40, width=48, heads=3, replicas=2, deterministic=True),
         "chunks": Case(some, 40, chunked=True),

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("fused_on_cpu.py")
-# Relative to the fp64 twin. bf16 has 8 bits, two terms of it 16; the residual, the gate's product and the sum are fp32.
+# Relative to the fp64 twin. One bf16 term has 8 bits, two have 16; the residual, its product with the gate and the sum
+# are fp32.
 BOUNDS = {"tf32": 1e-5, "bf16": 3e-2, "wide, bf16": 3e-2}
 CASES = (
     "empty rows",
@@ -17,6 +18,8 @@ CASES = (
     "one row has all",
     "whole tiles",
     "no members",
+    "replicas",
+    "replicas, deterministic",
     "heads, replicas",
     "heads, replicas, deterministic",
     "chunks",

@@ -2,11 +2,15 @@
 
 All arms of a graph run interleaved in one process: the plain GCN and GATv2, eager and compiled; the branch as the
 paper words it, eager and compiled; ``nsr.attach`` and nothing else; and the branch as the library trains it, on a GPU
-captured in a CUDA graph, in each precision of the gate's product, compiled too, and as ten replicas.
+captured in a CUDA graph, in each precision of the gate's product, compiled too, and as ten replicas. Products are fp32
+unless an arm says TF32 or bf16. An arm that fails is recorded with its error.
 """
 
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -32,13 +36,15 @@ class Arm:
 
     Attributes:
         build: Makes the step.
-        precision: What ``torch.set_float32_matmul_precision`` is set to while it is made and first run.
+        precision: What ``torch.set_float32_matmul_precision`` is set to while it is made and run.
         replicas: How many models it trains.
+        compiled: Whether ``torch.compile`` is part of it.
     """
 
     build: Build
     precision: str = "highest"
     replicas: int = 1
+    compiled: bool = False
 
 
 def cases(device: torch.device, quick: bool) -> tuple[GraphCase, ...]:
@@ -59,11 +65,10 @@ def bench_graph(device: torch.device, *, machine: str, quick: bool = False) -> R
     begin = time.perf_counter()
     metrics: dict[str, Any] = {}
     origins = {}
+    if device.type == "cuda" and not quick:
+        _compile_beforehand(device)
     for case in cases(device, quick):
-        edges, origins[case.name] = edge_index(case)
-        torch.manual_seed(0)
-        width, layers = (16, 2) if quick else (WIDTH, LAYERS)
-        task = steps.Task(edges, case.nodes, width, layers, device)
+        task, origins[case.name] = _task(case, device, quick)
         metrics[f"{case.name}, {task.members:,} members"] = _measure(task, quick)
     return Record(
         experiment="bench",
@@ -76,6 +81,29 @@ def bench_graph(device: torch.device, *, machine: str, quick: bool = False) -> R
     )
 
 
+def _task(case: GraphCase, device: torch.device, quick: bool) -> tuple[steps.Task, str]:
+    """The graph of a case on its device, and where it comes from."""
+    edges, origin = edge_index(case)
+    torch.manual_seed(0)
+    width, layers = (16, 2) if quick else (WIDTH, LAYERS)
+    return steps.Task(edges, case.nodes, width, layers, device), origin
+
+
+def _compile_beforehand(device: torch.device) -> None:
+    """Fill the compilers' caches on disk, an arm a process: one after the other takes many minutes."""
+    jobs = [
+        (case, name) for case in cases(device, quick=False) for name, arm in _arms(True, False).items() if arm.compiled
+    ]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # imported once, not in every process
+    with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=context) as pool:
+        wait([pool.submit(_compile, case, name, device) for case, name in jobs])  # what fails here fails below, loudly
+
+
+def _compile(case: GraphCase, name: str, device: torch.device) -> None:
+    _build(_arms(True, False)[name], _task(case, device, quick=False)[0])
+
+
 def _measure(task: steps.Task, quick: bool) -> dict[str, Any]:
     on_gpu = task.device.type == "cuda"
     result: dict[str, Any] = {"kernel errors": kernel_errors(task.normalised[0], task.nodes, task.width)}
@@ -83,30 +111,39 @@ def _measure(task: steps.Task, quick: bool) -> dict[str, Any]:
     built: dict[str, Callable[[], object]] = {}
     peaks: dict[str, int | None] = {}
     for name, arm in arms.items():
-        with _matmul_precision(arm.precision):
+        try:
             built[name], peaks[name] = _build(arm, task)
-    times = interleaved(built, task.device, rounds=2 if quick else 7 if on_gpu else 3, seconds=0.2 if on_gpu else 0.0)
+        except Exception as error:  # a peer that cannot run is a result too, and the others are still to be measured
+            result[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
+    times = interleaved(built, task.device, rounds=2 if quick else 7 if on_gpu else 3, seconds=0.05 if on_gpu else 0.0)
+    reference = times[REFERENCE].median if REFERENCE in times else None
     for name, timing in times.items():
         result[name] = {
             "milliseconds": asdict(timing),
-            "speed_up": times[REFERENCE].median / timing.median * arms[name].replicas,
+            "speed_up": reference and reference / timing.median * arms[name].replicas,
             "peak_bytes": peaks[name],
         }
     return result
 
 
 def _arms(on_gpu: bool, quick: bool) -> dict[str, Arm]:
-    ways = {"eager": {}} if quick else {"eager": {}, "compiled": {"compiled": True}}
+    ways = {"eager": False} if quick else {"eager": False, "compiled": True}
     peers = {"GCN": steps.plain, "GATv2": steps.attention, "NSR as worded": steps.literal}
-    arms = {f"{name}, {way}": Arm(_step(model, **how)) for name, model in peers.items() for way, how in ways.items()}
+    arms = {
+        f"{name}, {way}": Arm(_step(model, compiled=compiled), compiled=compiled)
+        for name, model in peers.items()
+        for way, compiled in ways.items()
+    }
     arms["NSR, attached, eager"] = Arm(_step(steps.attached))
     arms["NSR, eager"] = Arm(_step(steps.trained))
     if on_gpu:
+        if not quick:
+            arms["GCN, compiled, TF32"] = Arm(_step(steps.plain, compiled=True), "high", compiled=True)
         for precision, told in (("fp32", "highest"), ("TF32", "high"), ("bf16", "medium")):
             arms[f"NSR, captured, {precision}"] = Arm(_step(steps.trained, captured=True), told)
             if not quick:
                 both = _step(steps.trained, captured=True, compiled=True)
-                arms[f"NSR, compiled and captured, {precision}"] = Arm(both, told)
+                arms[f"NSR, compiled and captured, {precision}"] = Arm(both, told, compiled=True)
     arms["NSR, one replica"] = Arm(_replicas(1))
     arms["NSR, ten replicas"] = Arm(_replicas(REPLICAS), replicas=REPLICAS)
     return arms
@@ -122,18 +159,25 @@ def _replicas(count: int) -> Build:
 
 def _build(arm: Arm, task: steps.Task) -> tuple[Callable[[], None], int | None]:
     """The step after its first calls (compilation, capture), and the bytes that it holds at its peak."""
-    if task.device.type != "cuda":
+    on_gpu = task.device.type == "cuda"
+    before = 0
+    if on_gpu:
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(task.device)
+        torch.cuda.reset_peak_memory_stats(task.device)
+    with _matmul_precision(arm.precision):
         step = arm.build(task)
-        step()
-        return step, None
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated(task.device)
-    torch.cuda.reset_peak_memory_stats(task.device)
-    step = arm.build(task)
-    for _ in range(5):  # three eager calls and the capture, where there is one
-        step()
+
+    def call() -> None:
+        with _matmul_precision(arm.precision):
+            step()
+
+    for _ in range(5 if on_gpu else 1):  # on a GPU three eager calls and the capture, where there is one
+        call()
+    if not on_gpu:
+        return call, None
     torch.cuda.synchronize(task.device)
-    return step, torch.cuda.max_memory_allocated(task.device) - before
+    return call, torch.cuda.max_memory_allocated(task.device) - before
 
 
 @contextmanager

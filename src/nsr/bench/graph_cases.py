@@ -42,10 +42,10 @@ def edge_index(case: GraphCase, folder: Path | None = None) -> tuple[Tensor, str
     return random_edges(case.nodes, case.edges, case.skew), "generated"
 
 
-def random_edges(nodes: int, edges: int, skew: float, seed: int = 0) -> Tensor:
+def random_edges(nodes: int, edges: int, skew: float, device: torch.device | str = "cpu") -> Tensor:
     """Both directions of random edges whose endpoints have log-normal weights, ``[2, 2 E]``."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(nodes, generator=generator, dtype=torch.float64).mul_(skew).exp_()
-    place = torch.rand(2, edges, generator=generator, dtype=torch.float64)
+    generator = torch.Generator(device).manual_seed(0)
+    weight = torch.randn(nodes, generator=generator, dtype=torch.float64, device=device).mul_(skew).exp_()
+    place = torch.rand(2, edges, generator=generator, dtype=torch.float64, device=device)
     ends = torch.searchsorted(weight.cumsum(0) / weight.sum(), place).clamp_(max=nodes - 1)
     return torch.cat([ends, ends.flip(0)], dim=1)

@@ -48,7 +48,9 @@ def bench_scale(device: torch.device, *, machine: str, quick: bool = False) -> R
 
 def _measure(members: int, device: torch.device, quick: bool) -> dict[str, Any]:
     nodes = members // DEGREE
-    edges = random_edges(nodes, (members - nodes) // 2, SKEW)  # both directions and the self-loops make the members
+    edges = random_edges(
+        nodes, (members - nodes) // 2, SKEW, device
+    )  # both directions and the self-loops make the members
     torch.manual_seed(0)
     task = steps.Task(edges, nodes, WIDTH, layers=1, device=device)
     del edges

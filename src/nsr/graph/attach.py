@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn.conv import MessagePassing
 
 from nsr.graph.branch import GraphResidual, Init, Source
@@ -20,6 +20,7 @@ from nsr.graph.readers import Reader, is_mean, reader_for
 from nsr.graph.recording import Recording, own_class, restore
 from nsr.graph.sites import Refused, Site, Sites
 from nsr.graph.widths import Widths, widths_by_example, widths_of
+from nsr.kernels import path_for
 from nsr.residual.branch import Branch
 
 
@@ -31,6 +32,7 @@ def attach(
     width: int | None = None,
     dropout: float = 0.0,
     example: Sequence[Any] | Mapping[str, Any] | None = None,
+    fused: bool = True,
 ) -> Sites:
     """Add a null-space branch at every linear aggregation of a PyG model, in place.
 
@@ -47,6 +49,8 @@ def attach(
         dropout: Of the branches.
         example: One input of the model, positional or by name. Needed where widths cannot be read from the layers: lazy
             ones, and those that take more than node features, edges and edge features.
+        fused: Take the fused kernels where they can run; the table says where, and why not. ``False`` takes the plain
+            path everywhere.
 
     Returns:
         The sites; print them.
@@ -63,6 +67,7 @@ def attach(
         convs.0  GCNConv  edges and self-loops, as normalised   8      8    8      1         496
         convs.1  GCNConv  edges and self-loops, as normalised   8      8    8      1         496
         2 sites, 992 parameters
+        plain: width 8, and the fused kernels take multiples of 16 up to 512
     """
     attached = [name or "the model itself" for name, module in model.named_modules() if isinstance(module, Branch)]
     if attached:
@@ -71,13 +76,13 @@ def attach(
             "nsr.detach(model)."
         )
     plan, refused = _plan(model, include, example)
-    branches = [_branch(place, source, init, width, dropout) for place in plan]  # all of them before any is attached
+    # all of them before any is attached
+    branches = [_branch(place, source, init, width, dropout, fused) for place in plan]
     for place, branch in zip(plan, branches, strict=True):
-        weights = chain(place.host.parameters(), model.parameters())
-        like = next((weight for weight in weights if weight.is_floating_point()), torch.empty(0))
+        like = _weight_of(place.host, model)
         place.host.add_module(CHILD, branch.to(device=like.device, dtype=like.dtype))
         exchange_site(place.host, Corrected, place.reader)
-    return _table(plan, branches, refused)
+    return _table(model, plan, branches, refused)
 
 
 def detach(model: nn.Module) -> None:
@@ -108,13 +113,13 @@ def sites(model: nn.Module, example: Sequence[Any] | Mapping[str, Any] | None = 
         convs = [cast(Recording, conv_of(host)) for _, host in attached]
         return Sites(
             tuple(
-                _site(name, conv, conv.nsr_reader, getattr(host, CHILD))
+                _site(name, conv, conv.nsr_reader, getattr(host, CHILD), getattr(host, CHILD).message.weight)
                 for (name, host), conv in zip(attached, convs, strict=True)
             )
         )
     plan, refused = _plan(model, None, example)
     with torch.device("meta"):
-        return _table(plan, [_branch(place) for place in plan], refused)
+        return _table(model, plan, [_branch(place) for place in plan], refused)
 
 
 class Place(NamedTuple):
@@ -178,21 +183,36 @@ def _plan(
 
 
 def _branch(
-    place: Place, source: Source = "residual", init: Init = "identity", width: int | None = None, dropout: float = 0.0
+    place: Place,
+    source: Source = "residual",
+    init: Init = "identity",
+    width: int | None = None,
+    dropout: float = 0.0,
+    fused: bool = True,
 ) -> GraphResidual:
     in_source, in_target, out, heads = place.widths
     if width is None:
         width = max(out, min(in_source, 64))
         width += -width % heads  # each head has an equal share
-    return GraphResidual(in_source, in_target, width, out, heads, source, dropout, init)
+    return GraphResidual(in_source, in_target, width, out, heads, source, dropout, init, fused)
 
 
-def _table(plan: list[Place], branches: list[GraphResidual], refused: list[Refused]) -> Sites:
-    rows = [_site(place.name, place.conv, place.reader, branch) for place, branch in zip(plan, branches, strict=True)]
+def _weight_of(host: nn.Module, model: nn.Module) -> Tensor:
+    """A weight of the host, or else of the model, for its device and dtype."""
+    weights = chain(host.parameters(), model.parameters())
+    return next((weight for weight in weights if weight.is_floating_point()), torch.empty(0, device="cpu"))
+
+
+def _table(model: nn.Module, plan: list[Place], branches: list[GraphResidual], refused: list[Refused]) -> Sites:
+    rows = [
+        _site(place.name, place.conv, place.reader, branch, _weight_of(place.host, model))
+        for place, branch in zip(plan, branches, strict=True)
+    ]
     return Sites(tuple(rows), tuple(refused))
 
 
-def _site(name: str, conv: MessagePassing, reader: Reader, branch: GraphResidual) -> Site:
+def _site(name: str, conv: MessagePassing, reader: Reader, branch: GraphResidual, like: Tensor) -> Site:
+    """``like`` has the device and the dtype that the branch has or will have."""
     config = branch.config
     return Site(
         name,
@@ -203,4 +223,9 @@ def _site(name: str, conv: MessagePassing, reader: Reader, branch: GraphResidual
         config["out"],
         config["heads"],
         sum(parameter.numel() for parameter in branch.parameters()),
+        path_for(
+            torch.empty(0, config["width"], device=like.device, dtype=like.dtype),
+            torch.empty(0, config["heads"], device=like.device, dtype=like.dtype),
+            fused=None if branch.fused else False,
+        ),
     )

@@ -53,6 +53,8 @@ class GraphResidual(Branch):
         dropout: Before the output network.
         init: ``"identity"`` starts the last layer at zero, so that the branch changes nothing until it is trained;
             ``"paper"`` starts it like any other layer.
+        fused: Take the fused kernels where they can run, see :func:`nsr.kernels.path_for`; ``False`` takes the plain
+            path everywhere.
 
     Shapes:
         ``source``: ``[S, in_source]``; ``target``: ``[T, in_target]``; the update: ``[T, out]``. With all widths
@@ -69,6 +71,7 @@ class GraphResidual(Branch):
         source: Source = "residual",
         dropout: float = 0.0,
         init: Init = "identity",
+        fused: bool = True,
     ) -> None:
         if min(in_source, width, out, heads) < 1 or in_target < 0:
             raise ValueError(
@@ -90,7 +93,7 @@ class GraphResidual(Branch):
             source=source,
             dropout=dropout,
         )
-        self.heads, self.source, self.init = heads, source, init
+        self.heads, self.source, self.init, self.fused = heads, source, init, fused
         self.gate_split = (in_source, in_source if source == "aggregate" else in_target, width)
         self.message = nn.Linear(in_source, width, bias=False)
         self.gate_hidden = nn.Linear(sum(self.gate_split), width)
@@ -124,6 +127,7 @@ class GraphResidual(Branch):
         """
         if members.heads != self.heads:
             raise ValueError(f"The members have {members.heads} heads, the branch was made for {self.heads}.")
+        fused = None if self.fused else False
         w_source, w_target, w_residual = self.gate_hidden.weight.split(self.gate_split, dim=1)
         message = self.message(source)  # shape: [S, D]
         if self.source == "aggregate":
@@ -137,8 +141,8 @@ class GraphResidual(Branch):
             target = source.new_zeros(members.num_targets, w_target.shape[1])
 
         if self.source == "residual":
-            coefficient = members.unit_coefficient()
-            mean = segment_sum(message, members.source, members.target, coefficient, members.num_targets)
+            coefficient = members.unit_coefficient(fused=fused)
+            mean = segment_sum(message, members.source, members.target, coefficient, members.num_targets, fused=fused)
         else:  # nothing is projected away
             coefficient = torch.zeros_like(members.coefficient)
             mean = message.new_zeros(members.num_targets, message.shape[1])
@@ -156,6 +160,7 @@ class GraphResidual(Branch):
             members.source,
             members.target,
             coefficient,
+            fused=fused,
         )
         return self.output(self.dropout(self.norm(gated.to(self.norm.weight.dtype))))
 

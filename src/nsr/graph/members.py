@@ -40,13 +40,13 @@ class Members:
         """``H``."""
         return self.coefficient.shape[1]
 
-    def unit_coefficient(self) -> Tensor:
+    def unit_coefficient(self, *, fused: bool | None = None) -> Tensor:
         r"""Coefficients scaled to unit length at each node and head, ``[E, H]``; 0 where all of them are 0.
 
         The residual depends on the direction of ``t`` alone. Unit length keeps ``t_i u`` free of rounding where it
         matters: the only member of a node has :math:`t = \pm 1`, so its residual is exactly 0.
         """
-        return unit_coefficient(self.coefficient, self.source, self.target, self.num_targets)
+        return unit_coefficient(self.coefficient, self.source, self.target, self.num_targets, fused=fused)
 
     def aggregate(self, table: Tensor) -> Tensor:
         """``sum_i t_i x_i`` of a source table, each head over its share of the channels: ``[S, D] -> [T, D]``."""

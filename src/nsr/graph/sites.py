@@ -17,6 +17,7 @@ class Site:
         outputs: Width of the update.
         heads: Heads, each with its own coefficients.
         parameters: What the branch adds.
+        path: Which implementation the branch takes where its weights are now, and why.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Site:
     outputs: int
     heads: int
     parameters: int
+    path: str
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Sites:
         """What all branches together add."""
         return sum(site.parameters for site in self.sites)
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The different paths that the sites take, in their order."""
+        return tuple(dict.fromkeys(site.path for site in self.sites))
+
     def __str__(self) -> str:
         rows = [("site", "conv", "members", "in", "width", "out", "heads", "parameters")]
         rows += [
@@ -82,5 +89,7 @@ class Sites:
             for row in rows
         ]
         lines.append(f"{len(self)} site{'' if len(self) == 1 else 's'}, {self.parameters:,} parameters")
+        by_path = {path: [site.name for site in self.sites if site.path == path] for path in self.paths}
+        lines += [path if len(by_path) == 1 else f"{', '.join(names)}: {path}" for path, names in by_path.items()]
         lines += [f"not {refused.name}: {refused.reason}" for refused in self.refused]
         return "\n".join(lines)

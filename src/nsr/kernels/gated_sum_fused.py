@@ -1,4 +1,4 @@
-"""The fused gated residual sum: kernels that keep a member's whole row on chip, and others for wider layers."""
+"""The fused gated residual sum: kernels that keep a member's whole row on chip, and others for heads and width."""
 
 from torch import Tensor
 
@@ -32,4 +32,4 @@ def backward(
 
 
 def _is_narrow(tables: Tables) -> bool:
-    return tables.messages.shape[2] <= gated_sum_narrow.MAX_WIDTH
+    return tables.messages.shape[2] <= gated_sum_narrow.MAX_WIDTH and tables.mean_gate.shape[2] == 1

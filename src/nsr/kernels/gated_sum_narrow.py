@@ -1,4 +1,4 @@
-"""Launching the fused kernels of the gated residual sum for widths up to 128: orders, buffers, tile sizes."""
+"""Launching the fused kernels of the gated residual sum for one head and widths up to 128: buffers, chunks, tiles."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from nsr.kernels.gated_sum_narrow_kernels import sum_forward, tables_backward, weight_backward, weight_terms
+from nsr.kernels.gated_sum_narrow_kernels import hidden_backward, logit_backward, sum_forward, weight_terms
 from nsr.kernels.gated_sum_tables import Gradients, Tables
 from nsr.kernels.launch import carry_for, finish_rows, num_programs
 from nsr.kernels.member_order import MemberOrder, member_order
@@ -32,16 +32,18 @@ class Tilings(NamedTuple):
     """The tiles of each kernel; those of the backward pass have the same members."""
 
     forward: Tiling
-    tables: Tiling
-    weight: Tiling
+    logit: Tiling
+    hidden: Tiling
 
 
+# Chosen by sweeps on an H200 at width 128, where a few programs a multiprocessor hide the gathers' latency.
 TILINGS = {
     "fp32": Tilings(Tiling(32, 4, 2), Tiling(16, 4, 2), Tiling(16, 8, 2, 128)),
     "tf32": Tilings(Tiling(32, 4, 2), Tiling(16, 4, 2), Tiling(16, 8, 2, 128)),
     "bf16": Tilings(Tiling(32, 4, 3, 168), Tiling(32, 4, 2), Tiling(32, 8, 2, 128)),
 }
-TERMS = {"bf16": 1, "tf32": 2, "fp32": 2}  # bf16 terms of each factor of the product
+# bf16 terms of each factor of the product. Two have 16 bits: more than TF32's 11, and within 1e-5 of fp64.
+TERMS = {"bf16": 1, "tf32": 2, "fp32": 2}
 CHUNK_ELEMENTS = 1 << 27  # of the logits' gradients between the backward kernels, in bf16: 256 MB
 
 
@@ -57,7 +59,7 @@ def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor,
     carry = carry_for(out, triton.cdiv(tiles, tiles_per_run))
     if members:
         sum_forward[(carry.shape[1], replicas)](
-            *_inputs(tables, coefficient, order, precision), *order.sums, order.scale, out, carry,
+            *_inputs(tables, coefficient, order, precision)[0], *order.sums, order.scale, out, carry,
             sources, targets, members, tiles, tiles_per_run,
             BLOCK_E=tiling.block_e, **_constants(tables, coefficient, precision), **tiling.options,
         )  # fmt: skip
@@ -80,117 +82,104 @@ def backward(
     The gradients of the source tables are added atomically in the same pass, or with ``deterministic`` in a second pass
     over the members sorted by source.
     """
+    replicas, sources, _ = tables.messages.shape
     fill = torch.empty_like if deterministic else torch.zeros_like  # atomic addition starts from zero
-    d_messages, d_source_gate = fill(tables.messages), fill(tables.source_gate)
-    d_target_gate, d_mean, d_mean_gate = map(torch.empty_like, (tables.target_gate, tables.mean, tables.mean_gate))
-    d_sorted = coefficient.new_empty(grad.shape[0], *coefficient.shape) if needs_coefficient else None
-    by_target = member_order(target, source, tables.target_gate.shape[1])
-    walk = _Walk(grad * by_target.scale.unsqueeze(1), tables, coefficient, precision)
-    d_weight, d_bias = walk.by_target(
-        by_target, (d_mean, d_target_gate, d_mean_gate), None if deterministic else (d_messages, d_source_gate),
-        d_sorted,
-    )  # fmt: skip
+    of_source = fill(tables.messages), fill(tables.source_gate)
+    of_target = tuple(map(torch.empty_like, (tables.mean, tables.target_gate, tables.mean_gate)))
+    d_sorted = coefficient.new_empty(replicas, *coefficient.shape) if needs_coefficient else None
+    by_target = member_order(target, source, grad.shape[1])
+    rest = (grad * by_target.scale.unsqueeze(1), tables, coefficient, precision)
+    scattered = None if deterministic else of_source
+    d_weight, d_bias = _walk(*rest, by_target, of_target, scattered, d_sorted, by_source=False)
     if deterministic:
-        walk.by_source(member_order(source, target, tables.messages.shape[1]), (d_messages, d_source_gate))
+        _walk(*rest, member_order(source, target, sources), of_source, None, None, by_source=True)
     d_coefficient = None
     if d_sorted is not None:
         d_coefficient = torch.empty_like(coefficient).index_copy_(0, by_target.member.long(), d_sorted.sum(0))
-    return Gradients(
-        Tables(d_messages, d_source_gate, d_target_gate, d_mean, d_mean_gate, d_weight, d_bias), d_coefficient
+    d_mean, d_target_gate, d_mean_gate = of_target
+    return Gradients(Tables(*of_source, d_target_gate, d_mean, d_mean_gate, d_weight, d_bias), d_coefficient)
+
+
+def _walk(
+    grad: Tensor,
+    tables: Tables,
+    coefficient: Tensor,
+    precision: str,
+    order: MemberOrder,
+    sums: tuple[Tensor, ...],
+    scattered: tuple[Tensor, ...] | None,
+    d_sorted: Tensor | None,
+    by_source: bool,
+) -> tuple[Tensor, Tensor]:
+    """Both backward kernels over the sorted members, a chunk of them at a time.
+
+    Args:
+        grad: Of the sum, times ``K^{-1/2}``.
+        tables, coefficient, precision: As given.
+        order: By target, or by source.
+        sums: Receive the sums over its rows: by target those of ``u``, ``b`` and ``c``, by source of ``m`` and ``a``.
+        scattered: Receive the gradients of ``m`` and ``a`` by atomic addition, in a walk by target.
+        d_sorted: Receives the coefficients' gradient in the walk's order.
+        by_source: What ``order`` is sorted by.
+
+    Returns:
+        The gradients of ``W2`` and ``b2``, which only a walk by target makes.
+    """
+    tiling, terms = TILINGS[precision], TERMS[precision]
+    replicas, sources, width = tables.messages.shape
+    targets, rows, members = grad.shape[1], sums[0].shape[1], coefficient.shape[0]
+    tiles = triton.cdiv(members, tiling.logit.block_e)
+    programs = _programs(tables, tiling.logit)
+    chunks = max(1, triton.cdiv(replicas * members * terms * width, CHUNK_ELEMENTS))
+    tiles_per_run = max(1, triton.cdiv(tiles, chunks * programs))
+    runs = triton.cdiv(tiles, tiles_per_run)
+    at_once = min(programs, runs)
+    d_logit = grad.new_empty(
+        replicas * at_once * tiles_per_run * tiling.logit.block_e * terms * width, dtype=torch.bfloat16
     )
+    d_weight = tables.weight.new_zeros(replicas, at_once, width, width)
+    d_bias = tables.bias.new_zeros(replicas, runs, width)
+    carries = [carry_for(out, runs) for out in sums]
+    inputs, w = _inputs(tables, coefficient, order, precision)
+    _, a, b, _, c, _, _, t = inputs
+    # A kernel takes a pointer even where it writes nothing.
+    d_m, d_a = scattered or sums[:2]
+    d_t = t if d_sorted is None else d_sorted
+    (sum_z, sum_x, sum_c), (carry_z, carry_x, carry_c) = ((*x, x[0])[:3] for x in (sums, carries))
+    constants = _constants(tables, coefficient, precision) | {
+        "BY_SOURCE": by_source,
+        "SCATTER": scattered is not None,
+        "NEEDS_T": d_sorted is not None,
+    }
+    for first_run in range(0, runs, programs):
+        grid = (min(programs, runs - first_run), replicas)
+        sizes = (sources, targets, rows, members, tiles, first_run, runs, tiles_per_run)
+        logit_backward[grid](
+            grad, *inputs, *order.sums, d_m, d_t, d_bias, d_logit, sum_z, carry_z, *sizes,
+            BLOCK_E=tiling.logit.block_e, **constants, **tiling.logit.options,
+        )  # fmt: skip
+        hidden_backward[grid](
+            a, b, c, w, t, *order.sums, d_a, d_t, d_weight, d_logit, sum_x, sum_c, carry_x, carry_c, *sizes,
+            BLOCK_E=tiling.hidden.block_e, **constants, **tiling.hidden.options,
+        )  # fmt: skip
+    for out, carry in zip(sums, carries, strict=True):
+        finish_rows(order, carry, out, tiles_per_run * tiling.logit.block_e)
+    return d_weight.sum(1), d_bias.sum(1)
 
 
-class _Walk(NamedTuple):
-    """The backward kernels over the sorted members."""
+def _inputs(
+    tables: Tables, coefficient: Tensor, order: MemberOrder, precision: str
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """What the kernels read: tables with ``W2`` in bf16 terms, coefficients in the walk's order; ``W2`` transposed.
 
-    grad: Tensor  # shape: [R, T, D], times K^{-1/2}
-    tables: Tables
-    coefficient: Tensor
-    precision: str
-
-    def by_target(
-        self,
-        order: MemberOrder,
-        sums: tuple[Tensor, Tensor, Tensor],
-        scattered: tuple[Tensor, Tensor] | None,
-        d_sorted: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Sum the rows of ``u``, ``b`` and ``c``; the gradients of ``W2`` and ``b2`` are returned.
-
-        ``d_sorted`` receives the coefficients' gradient. Goes over the members in chunks, whose logits' gradients pass
-        from one kernel to the other.
-        """
-        tiling, terms = TILINGS[self.precision], TERMS[self.precision]
-        replicas, _, width = self.tables.messages.shape
-        sources, targets = self.tables.messages.shape[1], self.grad.shape[1]
-        members = self.coefficient.shape[0]
-        tiles = triton.cdiv(members, tiling.tables.block_e)
-        programs = _programs(self.tables, tiling.tables)
-        chunks = triton.cdiv(replicas * members * terms * width, CHUNK_ELEMENTS)
-        tiles_per_run = max(1, triton.cdiv(tiles, chunks * programs)) if members else 1
-        runs = triton.cdiv(tiles, tiles_per_run)
-        chunk_tiles = min(programs, runs) * tiles_per_run
-        adders = min(_programs(self.tables, tiling.weight), max(1, chunk_tiles))
-        d_weight = self.tables.weight.new_empty(replicas, adders, width, width)
-        d_bias = self.tables.bias.new_empty(replicas, runs, width)
-        if not members:
-            d_weight.zero_()
-        d_logit = self.grad.new_empty(
-            replicas * chunk_tiles * tiling.tables.block_e * terms * width, dtype=torch.bfloat16
-        )
-        carries = [carry_for(out, runs) for out in sums]
-        d_m, d_a = scattered or sums[:2]  # a kernel takes a pointer even where it writes nothing
-        constants = _constants(self.tables, self.coefficient, self.precision)
-        inputs = _inputs(self.tables, self.coefficient, order, self.precision)
-        t = inputs[-1]
-        for first_run in range(0, runs, programs):
-            now = min(programs, runs - first_run)
-            tables_backward[(now, replicas)](
-                self.grad, *inputs, *order.sums,
-                d_m, d_a, t if d_sorted is None else d_sorted, d_bias, d_logit,
-                *sums, *carries, sources, targets, targets, members, tiles, first_run, runs, tiles_per_run,
-                BLOCK_E=tiling.tables.block_e, BLOCK_H=triton.next_power_of_2(constants["HEADS"]), BY_SOURCE=False,
-                SCATTER=scattered is not None, NEEDS_T=d_sorted is not None, **constants, **tiling.tables.options,
-            )  # fmt: skip
-            first_tile, held = first_run * tiles_per_run, now * tiles_per_run
-            weight_backward[(adders, replicas)](
-                *self.tables[1:3], self.tables.mean_gate, t, *order.sums[:3], d_weight, d_logit,
-                sources, targets, members, first_tile, min(first_tile + held, tiles), held, triton.cdiv(held, adders),
-                BLOCK_E=tiling.weight.block_e, **constants, **tiling.weight.options,
-            )  # fmt: skip
-        for out, carry in zip(sums, carries, strict=True):
-            finish_rows(order, carry, out, tiles_per_run * tiling.tables.block_e)
-        return d_weight.sum(1), d_bias.sum(1)
-
-    def by_source(self, order: MemberOrder, sums: tuple[Tensor, Tensor]) -> None:
-        """Sum the rows of ``m`` and ``a``."""
-        tiling = TILINGS[self.precision].tables
-        replicas, sources, _ = self.tables.messages.shape
-        members = self.coefficient.shape[0]
-        tiles = triton.cdiv(members, tiling.block_e)
-        tiles_per_run = max(1, triton.cdiv(tiles, _programs(self.tables, tiling)))
-        runs = triton.cdiv(tiles, tiles_per_run)
-        carries = [carry_for(out, runs) for out in sums]
-        constants = _constants(self.tables, self.coefficient, self.precision)
-        if members:
-            tables_backward[(runs, replicas)](
-                self.grad, *_inputs(self.tables, self.coefficient, order, self.precision), *order.sums,
-                *sums, *[self.coefficient] * 3, *sums, sums[0], *carries, carries[0],  # those it writes nothing to
-                sources, self.grad.shape[1], sources, members, tiles, 0, runs, tiles_per_run,
-                BLOCK_E=tiling.block_e, BLOCK_H=triton.next_power_of_2(constants["HEADS"]),
-                BY_SOURCE=True, SCATTER=False, NEEDS_T=False, **constants, **tiling.options,
-            )  # fmt: skip
-        for out, carry in zip(sums, carries, strict=True):
-            finish_rows(order, carry, out, tiles_per_run * tiling.block_e)
-
-
-def _inputs(tables: Tables, coefficient: Tensor, order: MemberOrder, precision: str) -> tuple[Tensor, ...]:
-    """The tables with ``W2`` in bf16 terms, and the coefficients in the order of the walk: one gather less a tile."""
-    terms = TERMS[precision]
-    weight = tables.weight.new_empty(terms, *tables.weight.shape, dtype=torch.bfloat16)
-    numel = tables.weight.numel()
-    weight_terms[(triton.cdiv(numel, 1024),)](tables.weight, weight, numel, BLOCK=1024, TERMS=terms)
-    return *tables._replace(weight=weight), coefficient.index_select(0, order.member)
+    Sorted coefficients are one gather less to wait for in every tile.
+    """
+    terms, numel = TERMS[precision], tables.weight.numel()
+    weight, transposed = tables.weight.new_empty(2, terms, *tables.weight.shape, dtype=torch.bfloat16)
+    weight_terms[(triton.cdiv(numel, 1024),)](
+        tables.weight, weight, transposed, numel, WIDTH=tables.weight.shape[-1], BLOCK=1024, TERMS=terms
+    )  # fmt: skip
+    return (*tables._replace(weight=weight), coefficient.index_select(0, order.member)), transposed
 
 
 def _programs(tables: Tables, tiling: Tiling) -> int:
@@ -204,7 +193,6 @@ def _constants(tables: Tables, coefficient: Tensor, precision: str) -> dict[str,
     largest = max(tables.messages[0].numel(), tables.mean_gate[0].numel(), coefficient.numel())
     return {
         "WIDTH": width,
-        "HEADS": coefficient.shape[1],
         "BLOCK_W": max(16, triton.next_power_of_2(width)),
         "TERMS": TERMS[precision],
         "LONG": largest >= 1 << 31,

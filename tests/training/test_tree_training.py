@@ -46,7 +46,7 @@ def test_learns_the_smallest_task_and_stops_there() -> None:
 def test_an_epoch_sees_every_training_sample_once(trees_per_batch: int | None) -> None:
     task = tree_task(2)
     trainer = _Trainer([build("gcn", "original", 11)], [task], RULE, trees_per_batch, torch.device("cpu"))
-    trainer._shuffle(torch.tensor([7], dtype=torch.int32))
+    trainer._begin()
     counted = trainer.order[trainer.weight > 0].tolist()
     assert sorted(counted) == sorted(task.train.tolist())
 

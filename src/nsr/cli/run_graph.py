@@ -25,8 +25,11 @@ Seeds = Annotated[str, typer.Option("--seed", help="Seeds by commas or as a rang
 Splits = Annotated[str, typer.Option("--split", help="Splits by commas or as a range, such as 0-9. Default: all.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs at most. Default: the paper's.")]
 Minutes = Annotated[float | None, typer.Option(help="End each configuration after so many minutes with what it has.")]
-WholeTrees = Annotated[
-    bool, typer.Option("--whole-trees", help="Batches of whole trees with all their queries. Default: single samples.")
+TreesPerBatch = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Batches of so many trees with all their queries. Default: single samples, as in the paper."
+    ),
 ]
 Rate = Annotated[float | None, typer.Option(min=0.0, help="Initial learning rate. Default: the paper's.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … Default: a GPU if there is one.")]
@@ -58,7 +61,7 @@ def tree(
     seed: Seeds = "11",
     epochs: Epochs = None,
     minutes: Minutes = None,
-    whole_trees: WholeTrees = False,
+    trees_per_batch: TreesPerBatch = None,
     rate: Rate = None,
     device: Device = None,
     precision: Precision = None,
@@ -86,7 +89,7 @@ def tree(
         chosen,
         epochs,
         max_seconds=seconds,
-        whole_trees=whole_trees,
+        trees_per_batch=trees_per_batch,
         rate=rate,
     )
     _run(configurations, chosen, results, outputs, tensorboard, together, concurrent, force)

@@ -31,7 +31,7 @@ def tree_configurations(
     device: torch.device,
     epochs: int | None = None,
     max_seconds: float | None = None,
-    whole_trees: bool = False,
+    trees_per_batch: int | None = None,
     rate: float | None = None,
 ) -> list[Configuration]:
     """Every combination of depth, backbone and variant, with the seeds as replicas.
@@ -44,14 +44,14 @@ def tree_configurations(
         device: Where to train.
         epochs: At most so many; by default the paper's.
         max_seconds: End a configuration after this time with what it has.
-        whole_trees: Make batches of the paper's size from whole trees with all of their queries, which repeats far less
-            work than the paper's single samples.
+        trees_per_batch: Make batches of so many trees with all of their queries, which repeats far less work than the
+            paper's single samples.
         rate: Initial learning rate; by default the paper's.
     """
     rule = replace(training.RULE, rate=rate or training.RULE.rate)
     return [
         _configuration(
-            depth, backbone, variant, seeds, device, epochs or training.EPOCHS, max_seconds, whole_trees, rule
+            depth, backbone, variant, seeds, device, epochs or training.EPOCHS, max_seconds, trees_per_batch, rule
         )
         for depth in depths
         for backbone in backbones
@@ -67,7 +67,7 @@ def _configuration(
     device: torch.device,
     epochs: int,
     max_seconds: float | None,
-    whole_trees: bool,
+    trees_per_batch: int | None,
     rule: PlateauRule,
 ) -> Configuration:
     leaves = 2**depth
@@ -93,7 +93,7 @@ def _configuration(
             tasks,
             epochs=epochs,
             rule=rule,
-            trees_per_batch=training.BATCH[depth] // leaves if whole_trees else None,
+            trees_per_batch=trees_per_batch,
             device=device,
             max_seconds=max_seconds,
             watch=place.watch,
@@ -119,8 +119,8 @@ def _configuration(
         "samples": permutation_count(depth) * leaves,
         "width": WIDTH,
         "layers": depth + 1,
-        "batch": training.BATCH[depth],
-        "batch_of": "whole trees" if whole_trees else "samples",
+        "batch": trees_per_batch * leaves if trees_per_batch else training.BATCH[depth],
+        "trees_per_batch": trees_per_batch,
         "epochs": epochs,
         "max_seconds": max_seconds,
         "rule": asdict(rule),
@@ -129,6 +129,9 @@ def _configuration(
     cells = [{"depth": depth, "backbone": backbone, "variant": variant, "seed": seed} for seed in seeds]
     command = (
         f"nsr run tree --depth {depth} --backbone {backbone} --variant {variant} --seed {','.join(map(str, seeds))}"
-        f"{' --whole-trees' if whole_trees else ''}{f' --rate {rule.rate:g}' if rule != training.RULE else ''}"
     )
+    if trees_per_batch:
+        command += f" --trees-per-batch {trees_per_batch}"
+    if rule != training.RULE:
+        command += f" --rate {rule.rate:g}"
     return Configuration("tree", cells, config, command, train, limit=("max_seconds",))

@@ -23,7 +23,7 @@ from nsr.training.tree_layer import fusible
 from nsr.training.tree_model import TreeModel, kind_of
 
 if TYPE_CHECKING:
-    from nsr.training.tree_layer_fused import FusedLayers
+    from nsr.training.tree_fused import FusedParts
 
 # The paper's effective batches. One step with the whole batch is its gradient accumulation, but for GIN's BatchNorm.
 BATCH = {2: 64, 3: 64, 4: 1024, 5: 1024, 6: 1024, 7: 2048, 8: 2048}
@@ -119,9 +119,7 @@ class _Trainer:
         self.slots = trees_per_batch or min(trees, BATCH[depth])
         self.batch = self.slots * leaves if self.grouped else BATCH[depth]
         self.replicas = Replicas(models, device)
-        self.model = TreeModel(
-            models[0], depth, self.slots, self.batch, device, _fused_layers(models[0], self.replicas)
-        )
+        self.model = TreeModel(models[0], depth, self.slots, self.batch, device, _fused_parts(models[0], self.replicas))
         self.plateau = Plateau(rule, replicas, device)
         self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
         self.seeds = torch.tensor([task.seed for task in tasks], device=device)
@@ -129,23 +127,25 @@ class _Trainer:
         self.order = torch.zeros(replicas, self.steps, self.batch, dtype=torch.int64, device=device)
         self.weight = torch.zeros(replicas, self.steps, self.batch, device=device)
         self.queries = self._queries(self.permutations, self.order, self.weight)
+        self.number = torch.zeros((), dtype=torch.int32, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.correct = torch.zeros(replicas, device=device)
         self.latest = torch.zeros(replicas, device=device)
-        self.step = CapturedStep(self._step, device)
+        self.begin, self.step, self.end = (CapturedStep(s, device) for s in (self._begin, self._step, self._end))
 
     def epoch(self, number: int) -> None:
         """Train one epoch; the accuracy over it is the monitored metric."""
-        self._shuffle(key_of(self.seeds, _SHUFFLE, number))
-        self.cursor.zero_()
-        self.correct.zero_()
+        self.number.fill_(number)
+        self.begin()
         for _ in range(self.steps):
             self.step()
-        torch.div(self.correct, self.train.shape[1], out=self.latest)
-        self.replicas.keep(self.best, self.plateau.update(self.latest))
+        self.end()
 
-    def _shuffle(self, key: Tensor) -> None:
+    def _begin(self) -> None:
         """Order the epoch's samples; what fills up the last batch does not count."""
+        self.cursor.zero_()
+        self.correct.zero_()
+        key = key_of(self.seeds, _SHUFFLE, self.number)
         if self.grouped:
             leaves = self.permutations.shape[2]
             trees = permutation(self.permutations.shape[1], key)
@@ -158,22 +158,24 @@ class _Trainer:
         self.weight.flatten(1)[:, : samples.shape[1]] = counts
         self.queries.copy_(self._queries(self.permutations, self.order, self.weight))
 
+    def _end(self) -> None:
+        torch.div(self.correct, self.train.shape[1], out=self.latest)
+        self.replicas.keep(self.best, self.plateau.update(self.latest))
+
     def _queries(self, permutations: Tensor, samples: Tensor, count: Tensor) -> Queries:
         if self.grouped:
             return grouped(permutations, samples, count)
         return sampled(permutations, samples, count, self.slots)
 
     def _step(self) -> None:
-        batch = self.queries.batch(self.cursor)
-        logits = self._logits(batch, training=True)
-        losses = F.cross_entropy(logits.transpose(1, 2), batch.label, reduction="none")  # shape: [R, B]
-        self.replicas.backward((losses * batch.count).sum(1) / batch.count.sum(1))
+        losses, right = self.model.loss(self._weights(), self.queries.batch(self.cursor))
+        self.replicas.backward(losses)
         self.replicas.adam(self.plateau.rate * self.plateau.active)
-        self.correct.add_(((logits.argmax(2) == batch.label) * batch.count).sum(1))
+        self.correct.add_(right)
         self.cursor.add_(1)
 
-    def _logits(self, batch: Queries, training: bool) -> Tensor:
-        return self.model(self.replicas.parameters | self.replicas.buffers, batch, training)  # shape: [R, B, L]
+    def _weights(self) -> dict[str, Tensor]:
+        return self.replicas.parameters | self.replicas.buffers
 
     @torch.no_grad()
     def correct_answers(self, permutations: Tensor) -> Tensor:
@@ -184,7 +186,7 @@ class _Trainer:
             samples = F.pad(part, (0, self.batch - len(part))).expand(replicas, -1)
             weight = (torch.arange(self.batch, device=self.device) < len(part)).float().expand(replicas, -1)
             batch = self._queries(permutations, samples, weight)
-            right.append((self._logits(batch, training=False).argmax(2) == batch.label)[:, : len(part)])
+            right.append((self.model.logits(self._weights(), batch).argmax(2) == batch.label)[:, : len(part)])
         return torch.cat(right, dim=1)  # shape: [R, P' L]
 
     def outcome(self, epochs: int, seconds: float) -> TreeOutcome:
@@ -211,13 +213,13 @@ class _Trainer:
         return loop.named(replicas=self.replicas.state(), plateau=self.plateau.state(), best=self.best)
 
 
-def _fused_layers(model: GraphModel, replicas: Replicas) -> "FusedLayers | None":
-    """The layers as kernels, where there are such; otherwise the plain ones."""
+def _fused_parts(model: GraphModel, replicas: Replicas) -> "FusedParts | None":
+    """The model as kernels, where there are such; otherwise plain operators."""
     if replicas.rows.device.type != "cuda" or not fusible(kind_of(model), model.head.in_features):
         return None
-    from nsr.training.tree_layer_fused import FusedLayers  # needs Triton
+    from nsr.training.tree_fused import FusedParts  # needs Triton
 
-    return FusedLayers(kind_of(model), replicas, len(model.layers))
+    return FusedParts(kind_of(model), replicas, len(model.layers))
 
 
 def _stack(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:

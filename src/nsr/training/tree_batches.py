@@ -12,6 +12,8 @@ class Queries:
 
     Attributes:
         values: Of the leaves of each different tree, 0 to L - 1, tree after tree, ``[R, ..., S L]``.
+        positions: The leaf of its tree that has each value, 0 to L - 1: the values the other way round,
+            ``[R, ..., S L]``.
         place: What each pair reads: the number of its query, ``[R, ..., B]``, then the two children of its tree's root,
             counted over all trees, ``[R, ..., 2 B]``; together ``[R, ..., 3 B]``.
         label: The value that each pair asks for, 0 to L - 1, ``[R, ..., B]``.
@@ -19,6 +21,7 @@ class Queries:
     """
 
     values: Tensor
+    positions: Tensor
     place: Tensor
     label: Tensor
     count: Tensor
@@ -47,7 +50,7 @@ class Queries:
             mine.copy_(theirs)
 
     def _parts(self) -> tuple[Tensor, ...]:
-        return self.values, self.place, self.label, self.count
+        return self.values, self.positions, self.place, self.label, self.count
 
 
 def sampled(permutations: Tensor, samples: Tensor, count: Tensor, slots: int) -> Queries:
@@ -71,12 +74,16 @@ def grouped(permutations: Tensor, samples: Tensor, count: Tensor) -> Queries:
 
 
 def _queries(permutations: Tensor, samples: Tensor, count: Tensor, slot: Tensor, tree: Tensor) -> Queries:
-    replicas, _, leaves = permutations.shape
+    leaves = permutations.shape[2]
     index = tree.flatten(1).unsqueeze(2).expand(-1, -1, leaves)
-    values = permutations.gather(1, index).view(replicas, *tree.shape[1:-1], -1) - 1
+    values = permutations.gather(1, index).view(*tree.shape, leaves) - 1  # shape: [R, ..., S, L]
+    positions = torch.empty_like(values).scatter_(
+        -1, values, torch.arange(leaves, device=tree.device).expand_as(values)
+    )
     children = torch.stack([2 * slot, 2 * slot + 1], dim=-1).flatten(-2)
     label = permutations.flatten(1).gather(1, samples.flatten(1)).view_as(samples) - 1
-    return Queries(values, torch.cat([samples % leaves, children], dim=-1), label, count)
+    place = torch.cat([samples % leaves, children], dim=-1)
+    return Queries(values.flatten(-2), positions.flatten(-2), place, label, count)
 
 
 def assign_slots(tree: Tensor, slots: int) -> tuple[Tensor, Tensor]:

@@ -48,11 +48,13 @@ class LayerKind:
 
 
 def fusible(kind: LayerKind, width: int) -> bool:
-    """Whether :class:`nsr.training.tree_layer_fused.FusedLayers` has kernels for such layers."""
+    """Whether :class:`nsr.training.tree_fused.FusedParts` has kernels for such layers."""
     return kind.source in (None, "residual") and width in (16, 32)  # more does not fit the registers
 
 
-def tree_layer(kind: LayerKind, weights: Weights, rows: Tensor, plan: LayerPlan, count: Tensor | None) -> Tensor:
+def tree_layer(
+    kind: LayerKind, weights: Weights, rows: Tensor, plan: LayerPlan, place: Tensor, count: Tensor | None
+) -> Tensor:
     """One layer.
 
     Args:
@@ -60,6 +62,7 @@ def tree_layer(kind: LayerKind, weights: Weights, rows: Tensor, plan: LayerPlan,
         weights: Of the layer, by name.
         rows: What the plan reads, ``[R, M, D]``.
         plan: Which rows each node reads.
+        place: Of the batch, see :class:`nsr.training.tree_batches.Queries`.
         count: How often each row that is made counts in BatchNorm's statistics, ``[R, N]``; with ``None`` BatchNorm
             uses its running statistics.
 
@@ -68,8 +71,8 @@ def tree_layer(kind: LayerKind, weights: Weights, rows: Tensor, plan: LayerPlan,
     """
     nothing = rows.new_zeros(rows.shape[0], 1, rows.shape[2])  # row -1
     extended = torch.cat([rows, nothing], dim=1)
-    index = plan.members.flatten().long() % extended.shape[1]
-    members = extended.index_select(1, index).unflatten(1, (-1, 3))  # shape: [R, N, 3, D]
+    index = plan.rows_of(place) % extended.shape[1]
+    members = take_rows(extended, index.flatten(1)).unflatten(1, (-1, 3))  # shape: [R, N, 3, D]
     own = members[:, :, 0]
     t_own, t_child = plan.coefficient.split(1, dim=1)  # shape: [N, 1]
     aggregate = kind.copies * t_own * own + t_child * members[:, :, 1:].sum(2)
@@ -136,6 +139,16 @@ def _output(weights: Weights, gated: Tensor) -> Tensor:
     normed = layer_norm(gated, weights["null_space.norm.weight"], weights["null_space.norm.bias"])
     hidden = affine(normed, weights["null_space.output.0.weight"], weights["null_space.output.0.bias"])
     return affine(F.gelu(hidden), weights["null_space.output.2.weight"], weights["null_space.output.2.bias"])
+
+
+def take_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of each replica: ``[R, M, D]`` by ``[R, N]`` to ``[R, N, D]``.
+
+    ``index_select`` because its gradient is a sum without sorting.
+    """
+    replicas, rows, width = table.shape
+    offset = rows * torch.arange(replicas, device=index.device).unsqueeze(1)
+    return table.reshape(-1, width).index_select(0, (index + offset).flatten()).view(replicas, -1, width)
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

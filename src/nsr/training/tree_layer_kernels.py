@@ -81,12 +81,22 @@ def normed_back(grad, hat, scale, D: tl.constexpr):
 
 
 @triton.jit
-def load_members(rows_ptr, members_ptr, t_ptr, node, inside, D: tl.constexpr):
-    """Rows and states of a node and its children, 0 where there is none, and the coefficients."""
+def load_members(
+    rows_ptr, members_ptr, t_ptr, place_ptr, node, inside, first_pair, pairs, own_moves, D: tl.constexpr
+):  # fmt: skip
+    """Rows and states of a node and its children, 0 where there is none, and the coefficients.
+
+    From ``first_pair`` on nodes are the roots of pairs, whose rows depend on the batch.
+    """
     d = tl.arange(0, D)[None, :]
+    pair = node - first_pair
+    moves = inside & (pair >= 0)
     i0 = tl.load(members_ptr + node * 3, mask=inside, other=-1)
     i1 = tl.load(members_ptr + node * 3 + 1, mask=inside, other=-1)
     i2 = tl.load(members_ptr + node * 3 + 2, mask=inside, other=-1)
+    i0 += tl.load(place_ptr + pair, mask=moves, other=0).to(tl.int32) * own_moves
+    i1 += tl.load(place_ptr + pairs + 2 * pair, mask=moves, other=0).to(tl.int32)
+    i2 += tl.load(place_ptr + pairs + 2 * pair + 1, mask=moves, other=0).to(tl.int32)
     x0 = tl.load(rows_ptr + i0[:, None] * D + d, mask=(i0 >= 0)[:, None], other=0.0)
     x1 = tl.load(rows_ptr + i1[:, None] * D + d, mask=(i1 >= 0)[:, None], other=0.0)
     x2 = tl.load(rows_ptr + i2[:, None] * D + d, mask=(i2 >= 0)[:, None], other=0.0)
@@ -115,9 +125,10 @@ def hidden(x, z, node, w_ptr, W_HIDDEN: tl.constexpr, D: tl.constexpr, P: tl.con
     return forth(x, w_ptr, W_HIDDEN, 3 * D, D, P) + forth(z, w_ptr, W_HIDDEN + 2 * D, 3 * D, D, P) + node
 
 
-@triton.jit(do_not_specialize=["read", "nodes", "w_stride"])
+@triton.jit(do_not_specialize=["read", "nodes", "first_pair", "pairs", "own_moves", "w_stride"])
 def layer_forward(
-    rows_ptr, members_ptr, t_ptr, w_ptr, out_ptr, aggregate_ptr, read, nodes, w_stride,
+    rows_ptr, members_ptr, t_ptr, place_ptr, w_ptr, out_ptr, aggregate_ptr, read, nodes, first_pair, pairs, own_moves,
+    w_stride,
     COPIES: tl.constexpr, BRANCH: tl.constexpr, HOST: tl.constexpr, SAGE: tl.constexpr,
     W_MESSAGE: tl.constexpr, W_HIDDEN: tl.constexpr, B_HIDDEN: tl.constexpr, W_GATE: tl.constexpr,
     B_GATE: tl.constexpr, NORM_W: tl.constexpr, NORM_B: tl.constexpr, W_FIRST: tl.constexpr, B_FIRST: tl.constexpr,
@@ -128,11 +139,14 @@ def layer_forward(
     """Without ``HOST`` the aggregate is stored, and the result is the node's own state and the branch's update."""
     replica = tl.program_id(1).to(tl.int64)
     rows_ptr += replica * read * D
+    place_ptr += replica * 3 * pairs
     w_ptr += replica * w_stride
     node = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = node < nodes
     at = (replica * nodes + node)[:, None] * D + tl.arange(0, D)[None, :]
-    _, _, _, x0, x1, x2, t0, t1 = load_members(rows_ptr, members_ptr, t_ptr, node, inside, D)
+    _, _, _, x0, x1, x2, t0, t1 = load_members(
+        rows_ptr, members_ptr, t_ptr, place_ptr, node, inside, first_pair, pairs, own_moves, D
+    )
     y = COPIES * t0 * x0 + t1 * (x1 + x2)
     out = x0
     if HOST:
@@ -175,10 +189,14 @@ def store_vector(ptr, x, AT: tl.constexpr, D: tl.constexpr):
     tl.store(ptr + AT + tl.arange(0, D), x)
 
 
-@triton.jit(do_not_specialize=["read", "nodes", "blank", "w_stride", "part_stride", "tiles_each"])
+@triton.jit(
+    do_not_specialize=[
+        "read", "nodes", "first_pair", "pairs", "own_moves", "blank", "w_stride", "part_stride", "tiles_each"
+    ]
+)  # fmt: skip
 def layer_backward(
-    rows_ptr, members_ptr, t_ptr, w_ptr, grad_ptr, d_aggregate_ptr, d_own_ptr, d_child_ptr, part_ptr,
-    read, nodes, blank, w_stride, part_stride, tiles_each,
+    rows_ptr, members_ptr, t_ptr, place_ptr, w_ptr, grad_ptr, d_aggregate_ptr, d_own_ptr, d_child_ptr, part_ptr,
+    read, nodes, first_pair, pairs, own_moves, blank, w_stride, part_stride, tiles_each,
     COPIES: tl.constexpr, BRANCH: tl.constexpr, HOST: tl.constexpr, SAGE: tl.constexpr,
     W_MESSAGE: tl.constexpr, W_HIDDEN: tl.constexpr, B_HIDDEN: tl.constexpr, W_GATE: tl.constexpr,
     B_GATE: tl.constexpr, NORM_W: tl.constexpr, NORM_B: tl.constexpr, W_FIRST: tl.constexpr, B_FIRST: tl.constexpr,
@@ -189,6 +207,7 @@ def layer_backward(
     """Gradients of each node's own state and of its children; a part of those of the weights and of the blank row."""
     replica = tl.program_id(1).to(tl.int64)
     rows_ptr += replica * read * D
+    place_ptr += replica * 3 * pairs
     w_ptr += replica * w_stride
     part_ptr += (replica * tl.num_programs(0) + tl.program_id(0)) * part_stride
     d = tl.arange(0, D)[None, :]
@@ -220,7 +239,9 @@ def layer_backward(
         inside = node < nodes
         at = (replica * nodes + node)[:, None] * D + d
         grad = tl.load(grad_ptr + at, mask=inside[:, None], other=0.0)
-        i0, i1, i2, x0, x1, x2, t0, t1 = load_members(rows_ptr, members_ptr, t_ptr, node, inside, D)
+        i0, i1, i2, x0, x1, x2, t0, t1 = load_members(
+            rows_ptr, members_ptr, t_ptr, place_ptr, node, inside, first_pair, pairs, own_moves, D
+        )
         dx0 = grad
         if HOST:
             y = COPIES * t0 * x0 + t1 * (x1 + x2)
@@ -344,3 +365,28 @@ def collect_rows(
     of_blank = tl.load(blank_ptr + replica * sum_stride + tl.arange(0, D))[None, :]
     grad += tl.where((row == blank)[:, None], of_blank, 0.0)
     tl.store(out_ptr + (replica * read + row)[:, None] * D + d, grad, mask=inside[:, None])
+
+
+@triton.jit(do_not_specialize=["read", "nodes", "first_pair", "pairs", "own_moves"])
+def collect_pairs(
+    d_own_ptr, d_child_ptr, members_ptr, place_ptr, out_ptr, read, nodes, first_pair, pairs, own_moves,
+    D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the gradients of what the pairs have read by their place; many may have read the same row."""
+    replica = tl.program_id(1).to(tl.int64)
+    place_ptr += replica * 3 * pairs
+    out_ptr += replica * read * D
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = pair < pairs
+    node = first_pair + pair
+    d = tl.arange(0, D)[None, :]
+    at = (replica * nodes + node)[:, None] * D + d
+    i0 = tl.load(members_ptr + node * 3, mask=inside, other=0) + tl.load(place_ptr + pair, mask=inside, other=0)
+    moved = (inside & (own_moves + pair * 0 > 0))[:, None]
+    tl.atomic_add(out_ptr + i0[:, None] * D + d, tl.load(d_own_ptr + at, mask=moved, other=0.0), mask=moved)
+    at = ((replica * nodes + node) * 2)[:, None] * D + d
+    for side in tl.static_range(2):
+        row = tl.load(members_ptr + node * 3 + 1 + side, mask=inside, other=0)
+        row += tl.load(place_ptr + pairs + 2 * pair + side, mask=inside, other=0)
+        grad = tl.load(d_child_ptr + at + side * D, mask=inside[:, None], other=0.0)
+        tl.atomic_add(out_ptr + row[:, None] * D + d, grad, mask=inside[:, None])

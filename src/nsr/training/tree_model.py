@@ -1,18 +1,33 @@
 """A graph model with root readout on batches of complete binary trees, by the plans of ``tree_plan.py``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch_geometric.nn.conv import GCNConv, GINConv, SAGEConv
 
 from nsr.graph.host import CHILD
 from nsr.graph.models import Backbone, GraphModel
 from nsr.training.tree_batches import Queries
-from nsr.training.tree_layer import LayerKind, Weights, affine, tree_layer
+from nsr.training.tree_layer import LayerKind, Weights, affine, take_rows, tree_layer
 from nsr.training.tree_plan import LayerPlan, layer_plans
 
-Layers = Callable[[int, Weights, Tensor, LayerPlan, Tensor | None], Tensor]
+
+class Parts(Protocol):
+    """What a model on trees is made of: :class:`PlainParts`, or its fused twin on a GPU."""
+
+    def encode(self, weights: Weights, batch: Queries) -> Tensor:
+        """The rows before the first layer, ``[R, M, D]``: leaves, blank and roots."""
+
+    def layer(
+        self, number: int, weights: Weights, rows: Tensor, plan: LayerPlan, place: Tensor, count: Tensor | None
+    ) -> Tensor:
+        """Layer ``number``; see :func:`nsr.training.tree_layer.tree_layer`."""
+
+    def loss(self, weights: Weights, rows: Tensor, batch: Queries) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy of the pairs that count, and the number of right answers among them, each ``[R]``."""
 
 
 class TreeModel:
@@ -24,7 +39,7 @@ class TreeModel:
         trees: ``S``, the most different trees in a batch.
         pairs: ``B``, the number of (tree, query) pairs in a batch.
         device: Where it runs.
-        layers: Computes the layer of a number; by default the plain :func:`nsr.training.tree_layer.tree_layer`.
+        parts: What computes it; plain operators by default.
     """
 
     def __init__(
@@ -34,36 +49,68 @@ class TreeModel:
         trees: int,
         pairs: int,
         device: torch.device | str = "cpu",
-        layers: Layers | None = None,
+        parts: Parts | None = None,
     ) -> None:
         if len(model.layers) != depth + 1:
             raise ValueError(f"A tree of depth {depth} takes {depth + 1} layers; the model has {len(model.layers)}.")
-        self.kind, self.layers = kind_of(model), layers
+        self.kind = kind_of(model)
+        self.parts = parts or PlainParts(self.kind)
         self.trees, self.pairs, self.leaves = trees, pairs, 2**depth
         self.plans = layer_plans(self.kind.backbone, depth, trees, pairs, device, model.head.weight.dtype)
 
-    def __call__(self, weights: Weights, batch: Queries, training: bool) -> Tensor:
-        """Logits of the roots, ``[R, B, L]``.
+    def loss(self, weights: Weights, batch: Queries) -> tuple[Tensor, Tensor]:
+        """In training: mean cross-entropy and number of right answers, each ``[R]``; see :class:`Parts`."""
+        return self.parts.loss(weights, self._rows(weights, batch, training=True), batch)
 
-        Args:
-            weights: Parameters and buffers of the model by name, each ``[R, ...]``.
-            batch: The pairs.
-            training: Whether BatchNorm uses the statistics of the batch, and updates its own.
-        """
-        rows = _encode(weights, batch, self.leaves)
+    def logits(self, weights: Weights, batch: Queries) -> Tensor:
+        """At rest: logits of the roots, ``[R, B, L]``."""
+        roots = self._rows(weights, batch, training=False)[:, -self.pairs :]
+        return affine(roots, weights["head.weight"], weights["head.bias"])
+
+    def _rows(self, weights: Weights, batch: Queries, training: bool) -> Tensor:
+        """The rows after the last layer, roots at the end; in training BatchNorm uses the statistics of the batch."""
+        rows = self.parts.encode(weights, batch)
         counts: Sequence[Tensor | None] = [None] * len(self.plans)
         if training and self.kind.backbone == "gin":
             counts = _counts(batch, self.plans, self.trees, self.leaves)
         for number, (plan, count) in enumerate(zip(self.plans, counts, strict=True)):
             prefix = f"layers.{number}."
             own = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
-            if len(plan.copied):
-                rows = torch.cat([rows, _copies(rows, plan, batch)], dim=1)
-            if self.layers is None:
-                rows = tree_layer(self.kind, own, rows, plan, count)
-            else:
-                rows = self.layers(number, own, rows, plan, count)
-        return affine(rows[:, -self.pairs :], weights["head.weight"], weights["head.bias"])
+            rows = self.parts.layer(number, own, rows, plan, batch.place, count)
+        return rows
+
+
+class PlainParts:
+    """Plain operators: the reference, and what runs where there are no kernels.
+
+    Args:
+        kind: Of the layers.
+    """
+
+    def __init__(self, kind: LayerKind) -> None:
+        self.kind = kind
+
+    def encode(self, weights: Weights, batch: Queries) -> Tensor:
+        """One-hot key and value through a linear layer, as a sum of its columns; column 0 of each is the blank."""
+        encoder = weights["encoder.weight"].transpose(1, 2)  # shape: [R, 2 (L + 1), D]
+        leaves = encoder.shape[1] // 2 - 1
+        key, value = torch.split(encoder, leaves + 1, dim=1)
+        key = key + weights["encoder.bias"].unsqueeze(1)
+        leaf = take_rows(value[:, 1:], batch.values).unflatten(1, (-1, leaves)) + key[:, 1:].unsqueeze(1)
+        return torch.cat([leaf.flatten(1, 2), key + value[:, :1]], dim=1)  # a blank is key 0 with value 0, a root key q
+
+    def layer(
+        self, number: int, weights: Weights, rows: Tensor, plan: LayerPlan, place: Tensor, count: Tensor | None
+    ) -> Tensor:
+        """See :class:`Parts`."""
+        return tree_layer(self.kind, weights, rows, plan, place, count)
+
+    def loss(self, weights: Weights, rows: Tensor, batch: Queries) -> tuple[Tensor, Tensor]:
+        """See :class:`Parts`."""
+        logits = affine(rows[:, -batch.label.shape[1] :], weights["head.weight"], weights["head.bias"])
+        losses = F.cross_entropy(logits.transpose(1, 2), batch.label, reduction="none")  # shape: [R, B]
+        right = ((logits.detach().argmax(2) == batch.label) * batch.count).sum(1)
+        return (losses * batch.count).sum(1) / batch.count.sum(1), right
 
 
 def kind_of(model: GraphModel) -> LayerKind:
@@ -73,30 +120,6 @@ def kind_of(model: GraphModel) -> LayerKind:
     backbone = next(name for conv, name in backbones.items() if isinstance(layer.conv, conv))
     branch = getattr(layer, CHILD, None)
     return LayerKind(backbone, None if branch is None else branch.source)
-
-
-def _encode(weights: Weights, batch: Queries, leaves: int) -> Tensor:
-    """Leaves, blank and roots before the first layer: one-hot key and value through a linear layer, entry 0 blank."""
-    encoder = weights["encoder.weight"].transpose(1, 2)  # shape: [R, 2 (L + 1), D]
-    key, value = torch.split(encoder, leaves + 1, dim=1)
-    key = key + weights["encoder.bias"].unsqueeze(1)
-    leaf = _take(value[:, 1:], batch.values).unflatten(1, (-1, leaves)) + key[:, 1:].unsqueeze(1)
-    return torch.cat([leaf.flatten(1, 2), key + value[:, :1]], dim=1)  # a blank is key 0 with value 0, a root key q
-
-
-def _copies(rows: Tensor, plan: LayerPlan, batch: Queries) -> Tensor:
-    """The own state of each pair's root where it is still one for each query, and those of its two children."""
-    return _take(rows, batch.place[:, -len(plan.copied) :] + plan.copied)
-
-
-def _take(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of each replica: ``[R, M, D]`` by ``[R, N]`` to ``[R, N, D]``.
-
-    ``index_select`` because its gradient is a sum without sorting.
-    """
-    replicas, rows, width = table.shape
-    offset = rows * torch.arange(replicas, device=index.device).unsqueeze(1)
-    return table.reshape(-1, width).index_select(0, (index + offset).flatten()).view(replicas, -1, width)
 
 
 def _counts(batch: Queries, plans: list[LayerPlan], trees: int, leaves: int) -> list[Tensor]:
@@ -109,5 +132,6 @@ def _counts(batch: Queries, plans: list[LayerPlan], trees: int, leaves: int) -> 
     for plan in plans:
         parts = [by_tree.unsqueeze(2).expand(-1, -1, nodes).flatten(1) for nodes in plan.nodes_of_height]
         parts += [total * plan.blanks] if plan.blanks else []
-        counts.append(torch.cat([*parts, batch.count if len(plan.copied) else by_query], dim=1))
+        by_pair = plan.first_pair < len(plan.members)
+        counts.append(torch.cat([*parts, batch.count if by_pair else by_query], dim=1))
     return counts

@@ -14,10 +14,9 @@ each (tree, query) pair. BatchNorm looks at every node: there no height is left 
 
 A layer reads rows and makes rows, which stand in this order::
 
-    heights, lowest first (tree after tree, left to right) | blank | roots      then, in the last two layers:
-                                                           | own state of each pair's root | its two children
+    heights, lowest first (tree after tree, left to right) | blank | roots
 
-The rows of the last line are copies that depend on the batch; everything else is known beforehand. A row is read at
+Which rows the roots of pairs read depends on the batch; everything else is known beforehand, and there a row is read at
 most once as a node's own state and once as a child, but for the blank one.
 """
 
@@ -47,15 +46,15 @@ class LayerPlan:
 
     Attributes:
         members: Rows that each node reads: its own, its left and its right child; -1 for a child that is not there,
-            ``[N, 3]``, int32.
+            ``[N, 3]``, int32. Of the root of a pair, where the rows begin from which its place is counted.
         coefficient: Of the node itself and of each child in the aggregation, ``[N, 2]``.
         uses: Where each row that is read is a node's own state, and where it is a child (counted over ``[N, 2]``);
-            -1 for nowhere, ``[M, 2]``, int32. Nothing is noted of the blank row.
+            -1 for nowhere, ``[M, 2]``, int32. Nothing is noted of the blank row, nor of what pairs read by their place.
         blank: The blank row among those that are read, or -1.
         nodes_of_height: How many nodes of a tree are made of each height, lowest first.
         blanks: How many nodes of a tree the blank row that is made stands for; 0 where none is made.
-        copied: Where the rows to copy for the pairs are counted from: their roots (in layer ``d`` alone) ``[B]``, then
-            their children ``[2 B]``; empty in the layers before.
+        first_pair: The first node that is the root of a pair; ``N`` in the layers before ``d``.
+        own_moves: Whether such a root finds its own state by its place, which it does in layer ``d``.
     """
 
     members: Tensor
@@ -64,13 +63,22 @@ class LayerPlan:
     blank: int
     nodes_of_height: tuple[int, ...]
     blanks: int
-    copied: Tensor
+    first_pair: int
+    own_moves: bool
+
+    def rows_of(self, place: Tensor) -> Tensor:
+        """The rows that each node of each replica reads, ``[R, N, 3]``, for the places of a batch ``[R, 3 B]``."""
+        members = self.members.long().repeat(len(place), 1, 1)
+        pairs = place.shape[1] // 3
+        if self.first_pair < len(self.members):
+            members[:, self.first_pair :, 0] += place[:, :pairs] * self.own_moves
+            members[:, self.first_pair :, 1:] += place[:, pairs:].unflatten(1, (pairs, 2))
+        return members
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "LayerPlan":
         """The plan on a device, with coefficients of a precision."""
-        members, uses, copied = self.members.to(device), self.uses.to(device), self.copied.to(device)
-        coefficient = self.coefficient.to(device, dtype)
-        return replace(self, members=members, uses=uses, copied=copied, coefficient=coefficient)
+        members, uses = self.members.to(device), self.uses.to(device)
+        return replace(self, members=members, uses=uses, coefficient=self.coefficient.to(device, dtype))
 
 
 def layer_plans(
@@ -116,7 +124,6 @@ def _layer(
     ends = np.cumsum([0, *rows.values()]).tolist()
     start = dict(zip(rows, ends, strict=False))
     blank = start.get("blank", -1)
-    copies = {depth: 3, depth + 1: 2}.get(number, 0)
 
     def node(own: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         return np.stack([own, left, right], axis=1)
@@ -135,35 +142,36 @@ def _layer(
     blanks = sum(2 ** (depth - height) for height in range(number + 1, depth))
     if blanks:
         blocks.append(_Block("blank", np.full((1, 3), blank)))
-    if copies:  # they follow what the layer before has made
-        pair, after = np.arange(pairs), ends[-1]
-        left = after + (copies - 2) * pairs + 2 * pair
-        blocks.append(_Block("root", node((after if copies == 3 else start["root"]) + pair, left, left + 1)))
+    if number >= depth:
+        pair = np.arange(pairs)
+        own = start["root"] + (np.zeros_like(pair) if number == depth else pair)
+        child = np.full_like(pair, start[depth - 1])
+        blocks.append(_Block("root", node(own, child, child)))
     else:
-        query = np.arange(2**depth)
-        blocks.append(
-            _Block("root", node(start["root"] + query, np.full_like(query, blank), np.full_like(query, blank)))
-        )
+        own = start["root"] + np.arange(2**depth)
+        nothing_yet = np.full_like(own, blank)
+        blocks.append(_Block("root", node(own, nothing_yet, nothing_yet)))
 
     members = np.concatenate([block.members for block in blocks])
     each = [np.tile(_COEFFICIENTS[backbone][block.coefficient], (len(block.members), 1)) for block in blocks]
+    first_pair = len(members) - (pairs if number >= depth else 0)
     plan = LayerPlan(
         members=torch.from_numpy(members.astype(np.int32)),
         coefficient=torch.from_numpy(np.concatenate(each)),
-        uses=torch.from_numpy(_uses(members, ends[-1] + copies * pairs, blank)),
+        uses=torch.from_numpy(_uses(members, first_pair, number == depth, ends[-1], blank)),
         blank=blank,
         nodes_of_height=tuple(len(block.members) // trees for block in blocks if isinstance(block.name, int)),
         blanks=blanks,
-        copied=torch.tensor(
-            ([start["root"]] * (copies - 2) + [start[depth - 1]] * 2) if copies else []
-        ).repeat_interleave(pairs),
+        first_pair=first_pair,
+        own_moves=number == depth,
     )
     return blocks, plan
 
 
-def _uses(members: np.ndarray, rows: int, blank: int) -> np.ndarray:
+def _uses(members: np.ndarray, first_pair: int, own_moves: bool, rows: int, blank: int) -> np.ndarray:
     uses = np.full((rows, 2), -1, dtype=np.int32)
-    for column, table in ((0, members[:, 0]), (1, members[:, 1:].reshape(-1))):
+    own = members[: first_pair if own_moves else None, 0]
+    for column, table in ((0, own), (1, members[:first_pair, 1:].reshape(-1))):
         noted = (table >= 0) & (table != blank)
         assert len(np.unique(table[noted])) == noted.sum(), "a row is read once as own state and once as child"
         uses[table[noted], column] = np.flatnonzero(noted)

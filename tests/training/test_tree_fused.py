@@ -1,4 +1,4 @@
-"""The tree's kernels, interpreted on the CPU, against the plain layers: logits, gradients and statistics."""
+"""The tree's kernels, interpreted on the CPU, against plain operators: loss, gradients, logits, statistics."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("tree_layers_on_cpu.py")
+PROGRAM = Path(__file__).with_name("trees_on_cpu.py")
 CASES = [f"{b} {v} 16" for b in ("gcn", "sage", "gin") for v in ("original", "nsr")] + ["gcn nsr 32"]
 
 

@@ -1,28 +1,27 @@
 """Run the tree's kernels under Triton's interpreter and print how far they are from the plain twin, as JSON.
 
 A program of its own, because Triton decides when a kernel is defined whether it is interpreted:
-``TRITON_INTERPRET=1 python tree_layers_on_cpu.py``.
+``TRITON_INTERPRET=1 python trees_on_cpu.py``.
 """
 
 import json
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nsr.data.tree import tree_task
 from nsr.experiments.graph_models import Variant, graph_model
 from nsr.graph.models import Backbone
 from nsr.training.replicas import Replicas
 from nsr.training.tree_batches import sampled
-from nsr.training.tree_layer_fused import FusedLayers
+from nsr.training.tree_fused import FusedParts
 from nsr.training.tree_model import TreeModel, kind_of
 
 DEPTH, LEAVES, PAIRS, SLOTS, SEEDS = 2, 4, 18, 5, (1, 2)
 
 
 def results(backbone: Backbone, variant: Variant, width: int, fused: bool) -> list[Tensor]:
-    """Logits, gradients and BatchNorm's statistics after one batch."""
+    """Loss, right answers, gradients, logits at rest and BatchNorm's statistics after one batch."""
     models = [
         graph_model(
             backbone,
@@ -37,16 +36,16 @@ def results(backbone: Backbone, variant: Variant, width: int, fused: bool) -> li
         for seed in SEEDS
     ]
     replicas = Replicas(models)
-    layers = FusedLayers(kind_of(models[0]), replicas, DEPTH + 1) if fused else None
-    model = TreeModel(models[0], DEPTH, SLOTS, PAIRS, layers=layers)
+    parts = FusedParts(kind_of(models[0]), replicas, DEPTH + 1) if fused else None
+    model = TreeModel(models[0], DEPTH, SLOTS, PAIRS, parts=parts)
     permutations = torch.from_numpy(tree_task(DEPTH).permutations).expand(len(SEEDS), -1, -1)
     samples = torch.randint(SLOTS * LEAVES, (len(SEEDS), PAIRS), generator=torch.Generator().manual_seed(0))
     count = (torch.arange(PAIRS) < PAIRS - 3).float().expand(len(SEEDS), -1)
     batch = sampled(permutations, samples, count, SLOTS)
-    logits = model(replicas.parameters | replicas.buffers, batch, training=True)
-    losses = F.cross_entropy(logits.transpose(1, 2), batch.label, reduction="none")
-    replicas.backward((losses * count).sum(1) / count.sum(1))
-    return [logits.detach() * count.unsqueeze(2), replicas.gradient, *replicas.buffers.values()]
+    losses, right = model.loss(replicas.parameters | replicas.buffers, batch)
+    replicas.backward(losses)
+    logits = model.logits(replicas.parameters | replicas.buffers, batch)
+    return [losses.detach(), right, replicas.gradient, logits.detach(), *replicas.buffers.values()]
 
 
 def error(backbone: Backbone, variant: Variant, width: int) -> float:

@@ -18,6 +18,7 @@ everything else is computed anew.
 import triton
 import triton.language as tl
 
+from nsr.kernels.launch_sizes import SIZES
 from nsr.kernels.row_runs import add_rows, close_row, row_sum, run_borders
 from nsr.kernels.tiles import gelu_parts, load_rows, multiply, sigmoid, terms_of
 
@@ -40,7 +41,7 @@ def load_tile(row_ptr, other_ptr, rank_ptr, t_ptr, tile, members, BLOCK_E: tl.co
     return row, other, t, rank, newest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def weight_terms(w_ptr, out_ptr, transposed_ptr, numel, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TERMS: tl.constexpr):
     """``W2`` and its transpose as bf16 terms, each ``[TERMS, R, D, D]``.
 
@@ -84,7 +85,7 @@ def scatter(table_ptr, source, k, value, WIDTH: tl.constexpr):
         tl.atomic_add(at, value, mask=(k < WIDTH)[:, None], sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def sum_forward(
     m_ptr,
     a_ptr,
@@ -150,7 +151,7 @@ def sum_forward(
     close_row(total, last, began, goes_on, ranked_ptr, scale_ptr, out_ptr, carry_ptr, WIDTH, k, WIDTH, True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def logit_backward(
     grad_ptr,
     m_ptr,
@@ -263,7 +264,7 @@ def logit_backward(
         tl.store(d_bias_ptr + (replica * runs + run) * WIDTH + k, d_bias, mask=within)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def hidden_backward(
     a_ptr,
     b_ptr,

@@ -15,6 +15,7 @@ logits to the hidden layer, and the weights. What passes between them is the log
 import triton
 import triton.language as tl
 
+from nsr.kernels.launch_sizes import SIZES
 from nsr.kernels.tiles import gelu_parts, load_rows, product, sigmoid, split, store_rows, tile_members, tile_rows
 
 
@@ -92,7 +93,7 @@ def keep_weight(w_ptr, n, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, BY_INPUT: 
     return kept
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def sum_forward(
     m_ptr,
     a_ptr,
@@ -142,7 +143,7 @@ def sum_forward(
         store_rows(rows, ranked_ptr, value, out_ptr, carry_ptr, WIDTH, n, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def logit_backward(
     grad_ptr,
     m_ptr,
@@ -231,7 +232,7 @@ def logit_backward(
                 store_rows(rows, ranked_ptr, -t * d_z, d_u_ptr, carry_u_ptr, WIDTH, n, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def hidden_backward(
     a_ptr,
     b_ptr,
@@ -320,7 +321,7 @@ def hidden_backward(
                     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def weight_backward(
     a_ptr,
     b_ptr,

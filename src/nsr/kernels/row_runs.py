@@ -12,6 +12,8 @@ without members.
 import triton
 import triton.language as tl
 
+from nsr.kernels.launch_sizes import SIZES
+
 
 @triton.jit
 def run_borders(rank_ptr, begin, end, members):
@@ -71,7 +73,7 @@ def close_row(
     tl.store(at + column, total, mask=column < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def add_carry(start_ptr, carry_ptr, out_ptr, rows, runs, members_per_run, stride, BLOCK_W: tl.constexpr):
     """Finish the rows that cross a border, and zero those without members; programs are (row, block, replica)."""
     row = tl.program_id(0)

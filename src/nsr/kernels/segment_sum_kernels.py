@@ -6,11 +6,12 @@
 import triton
 import triton.language as tl
 
+from nsr.kernels.launch_sizes import SIZES
 from nsr.kernels.row_runs import add_rows, close_row, run_borders
 from nsr.kernels.tiles import load_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def weighted_sum(
     x_ptr,
     t_ptr,
@@ -65,7 +66,7 @@ def weighted_sum(
     close_row(total, last, began, goes_on, ranked_ptr, t_ptr, out_ptr, carry_ptr, WIDTH, n, WIDTH, False)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def coefficient_backward(
     grad_ptr,
     m_ptr,

@@ -111,8 +111,8 @@ class SegmenterStack:
         with autocast_off(image):
             x = _linear(patches.expand(len(self.models), -1, -1), weight.flatten(2), bias)
         x = x.unflatten(1, (image.shape[0], -1))  # shape: [V, B, N0, D]
-        cls = self.weights["vit.backbone.cls_token"].unsqueeze(1).squeeze(2).expand(-1, image.shape[0], -1, -1)
-        return (torch.cat([cls.to(x.dtype), x], dim=2) + self.weights["vit.backbone.pos_embed"]).flatten(0, 1)
+        cls = self.weights["vit.backbone.cls_token"].expand(-1, image.shape[0], -1, -1)
+        return (torch.cat([cls, x.to(cls.dtype)], dim=2) + self.weights["vit.backbone.pos_embed"]).flatten(0, 1)
 
     def _step(
         self, index: int, state: TokenState, events: list[list[EventCodes]], grid: tuple[int, int], kind: torch.dtype

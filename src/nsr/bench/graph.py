@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch import nn
 
 from nsr.bench import graph_steps as steps
@@ -101,6 +102,7 @@ def _compile_beforehand(device: torch.device) -> None:
 
 
 def _compile(case: GraphCase, name: str, device: torch.device) -> None:
+    torch._inductor.config.compile_threads = 1  # the processes are many already
     _build(_arms(True, False)[name], _task(case, device, quick=False)[0])
 
 

@@ -17,7 +17,7 @@ CHECKS = Path(__file__).with_name("token_checks.py")
 GROUPS = [
     ("check_tome", "check_descending"),
     ("check_features", "check_pitome", "check_mpm"),
-    ("check_merge", "check_merge_gradient", "check_residual_gradient", "check_spread"),
+    ("check_merge", "check_merge_gradient", "check_residual_gradient", "check_spread", "check_unmerge"),
     ("check_attention", "check_model"),
 ]
 
@@ -63,13 +63,17 @@ def test_operators_describe_their_outputs_to_the_compiler() -> None:
 
     with FakeTensorMode():
         metric = torch.empty(2, 21, 16, dtype=torch.bfloat16)
-        group = kernels.tome_layout(metric, None, 6, 1).group
+        group = kernels.tome_layout(metric.unsqueeze(1), None, 6, 1).group
         layout = kernels.lay_out(group, torch.empty(2, 21), 15)
         merged = kernels.merge(metric, layout)
         attended = kernels.attention(torch.empty(2, 21, 3, 4, 16), torch.empty(2, 21))
+        restored = kernels.unmerge(merged, [layout], 1)
+        codes = kernels.spread([torch.empty(2, 21, 8)], [layout], 1)
     assert group.shape == (2, 21)
     assert group.dtype == torch.int64
     assert [part.shape for part in layout[1:]] == [(2, 21), (2, 21), (2, 16), (2, 15)]
     assert merged.shape == (2, 15, 16)
     assert merged.dtype == torch.bfloat16
     assert attended.shape == (2, 21, 4, 16)
+    assert restored.shape == (2, 20, 16)
+    assert codes.shape == (2, 20, 8)

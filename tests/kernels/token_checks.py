@@ -216,6 +216,25 @@ def check_spread() -> None:
     torch.testing.assert_close(*grads)
 
 
+def check_unmerge() -> None:
+    length, plans, token = 70, [], torch.arange(2, 70).expand(2, -1)
+    for r in (20, 11, 9):
+        with kernels.token_kernels(True):
+            plan = tome_plan(torch.randn(2, length, 16), r, num_prefix=2)
+        assert plan is not None
+        plans.append(plan)
+        token = plan.route(token)
+        length -= r
+    for kind in DTYPES:
+        x = torch.randn(2, length, 24).to(kind).requires_grad_()
+        fast = kernels.unmerge(x, [plan.layout for plan in plans], 2)  # type: ignore[misc]
+        expected = x.gather(1, token.unsqueeze(-1).expand(-1, -1, 24))
+        assert torch.equal(fast, expected)
+        weight = torch.randn_like(fast)
+        grads = [torch.autograd.grad((out * weight).sum(), x)[0] for out in (fast, expected)]
+        assert (grads[0] - grads[1]).norm() <= (1e-6 if kind == torch.float32 else 0.02) * grads[1].norm()
+
+
 def check_attention() -> None:
     for length, width in ((5, 16), (70, 64), (130, 24)):
         qkv = torch.randn(2, length, 3, 2, width)

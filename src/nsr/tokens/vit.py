@@ -20,6 +20,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from nsr.kernels import tokens as kernels
 from nsr.tokens import host
 from nsr.tokens.branch import EventCodes, SpatialDecoder, TokenBranch, TokenResidual, spread_codes
 from nsr.tokens.dtem import DTEM
@@ -201,7 +202,11 @@ class MergedViT(nn.Module):
         """The patches of tokens ``x`` ``[B, N, D]``, with what the spatial path adds: ``[B, N0, D]``."""
         if state.token_of_patch is None:
             return x[:, self.num_prefix_tokens :]
-        patches = x.gather(1, state.token_of_patch.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+        layouts = [event.plan.layout for event in state.codes if event.plan.layout is not None]
+        if layouts and len(layouts) == len(state.codes) and x.dtype != torch.float64:
+            patches = kernels.unmerge(x, layouts, self.num_prefix_tokens)
+        else:
+            patches = x.gather(1, state.token_of_patch.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
         if self.spatial is not None and self.spatial.enabled and any(event.codes is not None for event in state.codes):
             patches = patches + self.spatial(spread_codes(state.codes, self.num_prefix_tokens)).to(patches.dtype)
         return patches

@@ -10,7 +10,7 @@ from nsr.kernels.tokens.layout import GroupLayout, lay_out
 from nsr.kernels.tokens.match import best_match, descending, energy, energy_units, low_bits, split_features, tome_layout
 from nsr.kernels.tokens.merge import merge
 from nsr.kernels.tokens.residual import BranchWeights, merge_residual
-from nsr.kernels.tokens.spread import spread
+from nsr.kernels.tokens.spread import spread, unmerge
 
 __all__ = [
     "BranchWeights",
@@ -29,5 +29,6 @@ __all__ = [
     "spread",
     "token_kernels",
     "tome_layout",
+    "unmerge",
     "use_kernels",
 ]

@@ -30,6 +30,7 @@ def encode_backward(
     share_ptr,
     grad_code_ptr,
     grad_y_ptr,
+    sums_ptr,
     left_ptr,
     right_ptr,
     to_x_ptr,
@@ -127,15 +128,13 @@ def encode_backward(
     store_slots(right_ptr, at, one, tl.where(one == 0, 1.0, 0.0)[None, :] + tl.zeros([BLOCK_M, 8], tl.float32),
                 inside, RIGHT, last, 8)  # fmt: skip
 
-    # The sums over channels that a norm's gradient needs are products with what its layer made of it.
+    # The sums over channels that a norm's gradient needs are products with what the layer behind it made of it.
     z_scale, _, x_scale, _, y_scale = statistics
     z_dot = (tl.sum(d_encoded * encoded, 1) + tl.sum(d_hidden * hidden_z, 1)) / WIDTH
-    sum_x, bias_x = norm_sums(gate_in_ptr + WIDTH, norm_x_ptr, norm_x_bias_ptr, h, WIDTH, HIDDEN, BLOCK_H, BLOCK_K)
-    sum_y, bias_y = norm_sums(gate_in_ptr + 2 * WIDTH, norm_y_ptr, norm_y_bias_ptr, h, WIDTH, HIDDEN, BLOCK_H, BLOCK_K)
-    x_dot = tl.sum(d_hidden * (hidden_x - bias_x), 1) / WIDTH
-    y_dot = tl.sum(d_hidden * (hidden_y - bias_y), 1) / WIDTH
-    x_sum = tl.sum(d_hidden * sum_x, 1) / WIDTH
-    y_sum = tl.sum(d_hidden * sum_y, 1) / WIDTH
+    x_sum = tl.sum(d_hidden * load_vector(sums_ptr, h, HIDDEN), 1) / WIDTH
+    x_dot = tl.sum(d_hidden * (hidden_x - load_vector(sums_ptr + HIDDEN, h, HIDDEN)), 1) / WIDTH
+    y_sum = tl.sum(d_hidden * load_vector(sums_ptr + 2 * HIDDEN, h, HIDDEN), 1) / WIDTH
+    y_dot = tl.sum(d_hidden * (hidden_y - load_vector(sums_ptr + 3 * HIDDEN, h, HIDDEN)), 1) / WIDTH
     d_encoded = d_encoded.to(KIND)
     d_hidden = d_hidden.to(KIND)
     for begin in tl.static_range(0, WIDTH, BLOCK_K):
@@ -157,26 +156,36 @@ def encode_backward(
 
 @triton.jit
 def norm_sums(
-    weight_ptr,
-    norm_ptr,
-    norm_bias_ptr,
-    h,
+    gate_in_ptr,
+    norm_x_ptr,
+    norm_x_bias_ptr,
+    norm_y_ptr,
+    norm_y_bias_ptr,
+    sums_ptr,
     WIDTH: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """What the gate's columns behind a LayerNorm make of its weight and of its bias, as rows ``[1, h]``."""
-    of_weight = tl.zeros([1, BLOCK_H], tl.float32)
-    of_bias = tl.zeros([1, BLOCK_H], tl.float32)
-    for begin in tl.static_range(0, WIDTH, BLOCK_K):
+    """What the gate makes of the weight and the bias of a LayerNorm, ``[4, h]``; programs are for ``x`` and ``y``."""
+    of_y = tl.program_id(0)
+    h = tl.arange(0, BLOCK_H)
+    norm_ptr = norm_x_ptr
+    norm_bias_ptr = norm_x_bias_ptr
+    if of_y == 1:
+        norm_ptr = norm_y_ptr
+        norm_bias_ptr = norm_y_bias_ptr
+    of_weight = tl.zeros([BLOCK_H], tl.float32)
+    of_bias = tl.zeros([BLOCK_H], tl.float32)
+    for begin in range(0, WIDTH, BLOCK_K):
         d = begin + tl.arange(0, BLOCK_K)
-        weight = load_weight(weight_ptr, 3 * WIDTH, d, h, WIDTH, HIDDEN).to(tl.float32)
+        weight = load_weight(gate_in_ptr + (1 + of_y) * WIDTH, 3 * WIDTH, d, h, WIDTH, HIDDEN).to(tl.float32)
         norm = tl.load(norm_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32)
         norm_bias = tl.load(norm_bias_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32)
-        of_weight += tl.sum(weight * norm[:, None], 0)[None, :]
-        of_bias += tl.sum(weight * norm_bias[:, None], 0)[None, :]
-    return of_weight, of_bias
+        of_weight += tl.sum(weight * norm[:, None], 0)
+        of_bias += tl.sum(weight * norm_bias[:, None], 0)
+    tl.store(sums_ptr + 2 * of_y * HIDDEN + h, of_weight, mask=h < HIDDEN)
+    tl.store(sums_ptr + (2 * of_y + 1) * HIDDEN + h, of_bias, mask=h < HIDDEN)
 
 
 @triton.jit

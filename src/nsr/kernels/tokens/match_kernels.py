@@ -252,7 +252,7 @@ def rank_scores(score_ptr, order_ptr, count, BLOCK_A: tl.constexpr, BLOCK_B: tl.
 def highest(score, inside, r):
     """Which of a vector of scores are the ``r`` highest; among equals the first.
 
-    The ``r``-th highest is found bit by bit, in 32 counts.
+    The ``r``-th highest is found two bits at a time, in 16 rounds of counting.
     """
     # -0.0 + 0.0 is 0.0: equal scores get equal bits
     bits = (score + 0.0).to(tl.int32, bitcast=True)
@@ -260,11 +260,17 @@ def highest(score, inside, r):
     key = tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True)
     key = tl.where(inside, key, 0)
     threshold = tl.full([], 0, tl.uint32)
-    bit = tl.full([], 2147483648, tl.uint32)
-    for _ in range(32):
-        reached = tl.sum((key >= (threshold | bit)).to(tl.int32), 0)
-        threshold = tl.where(reached >= r, threshold | bit, threshold)
-        bit = bit >> 1
+    unit = tl.full([], 1 << 30, tl.uint32)
+    for _ in range(16):
+        # three counts in one number
+        reach = (key >= threshold + unit).to(tl.int64)
+        reach += (key >= threshold + 2 * unit).to(tl.int64) << 20
+        reach += (key >= threshold + 3 * unit).to(tl.int64) << 40
+        reached = tl.sum(reach, 0)
+        steps = ((reached & 1048575) >= r).to(tl.uint32)
+        steps += (((reached >> 20) & 1048575) >= r).to(tl.uint32) + ((reached >> 40) >= r).to(tl.uint32)
+        threshold += steps * unit
+        unit = unit >> 2
     above = key > threshold
     level = (key == threshold) & inside
     room = r - tl.sum(above.to(tl.int32), 0)

@@ -137,7 +137,7 @@ def _merge_residual_backward(
 ) -> list[Tensor]:
     import triton
 
-    from nsr.kernels.tokens.encode_backward import encode_backward, weight_gradients
+    from nsr.kernels.tokens.encode_backward import encode_backward, norm_sums, weight_gradients
 
     weights = [
         weight.contiguous()
@@ -157,9 +157,11 @@ def _merge_residual_backward(
     left = table(hidden + 2 * code + width * feature)
     right = table(3 * width + hidden + code * feature + 8)
     to_x, to_y = table(width), table(width)
-    blocks = _blocks(width, code, hidden, kind)
+    blocks = _blocks(width, code, hidden, kind) | {"BLOCK_K": 64 if kind.itemsize == 2 else 32, "num_stages": 1}
+    sums = x.new_empty(4, hidden, dtype=torch.float32)
+    norm_sums[(2,)](weights[6], *weights[1:5], sums, WIDTH=width, HIDDEN=hidden, BLOCK_H=blocks["BLOCK_H"], BLOCK_K=64)
     encode_backward[(triton.cdiv(slots, blocks["BLOCK_M"]), batch)](
-        x, y, tokens, groups_of, share, x if grad_codes is None else grad_codes.contiguous(), grad_y,
+        x, y, tokens, groups_of, share, x if grad_codes is None else grad_codes.contiguous(), grad_y, sums,
         left, right, to_x, to_y, *weights[:10], weights[-1],
         x.stride(0), x.stride(1), length, groups, slots, _EPS,
         FEATURE=feature, CODED=grad_codes is not None, LEFT=left.shape[-1], RIGHT=right.shape[-1], **blocks,

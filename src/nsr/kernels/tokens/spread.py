@@ -1,4 +1,4 @@
-"""The spatial path of all events at once."""
+"""Back to the patches: the spatial path of all events at once, and the tokens that are left."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,11 +52,7 @@ def _(codes: list[Tensor], groups: list[Tensor], orders: list[Tensor], starts: l
 
 @torch.library.custom_op("nsr::spread_backward", mutates_args=())
 def _spread_backward(grad: Tensor, orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> list[Tensor]:
-    # what a token's code gets is the sum over the patches it covers: sums of the sums of the event before
-    grads = [F.pad(grad, (0, 0, num_prefix, 0))]
-    for order, start in zip(orders[:-1], starts[:-1], strict=True):
-        grads.append(gather_sums(grads[-1], None, order, start))
-    return grads
+    return _sums_over_patches(grad, orders[:-1], starts[:-1], num_prefix)
 
 
 @_spread_backward.register_fake
@@ -75,3 +71,60 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 _spread.register_autograd(_differentiate, setup_context=_save)
+
+
+def unmerge(x: Tensor, layouts: Sequence[GroupLayout], num_prefix: int) -> Tensor:
+    """Copy to each patch the token that covers it after all events: ``[B, N, D] -> [B, N0, D]``; differentiable."""
+    groups, _, orders, starts, _ = zip(*layouts, strict=True)
+    return _unmerge(x, list(groups), list(orders), list(starts), num_prefix)
+
+
+@torch.library.custom_op("nsr::unmerge", mutates_args=())
+def _unmerge(x: Tensor, groups: list[Tensor], orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> Tensor:
+    import triton
+
+    from nsr.kernels.tokens.spread_kernels import unmerge as kernel
+
+    x = x.contiguous()
+    batch, last, width = x.shape
+    patches = groups[0].shape[1] - num_prefix
+    out = x.new_empty(batch, patches, width)
+    kernel[(triton.cdiv(patches, 16), batch)](
+        x, tuple(groups), tuple(group.shape[1] for group in groups), out, num_prefix, patches, last,
+        EVENTS=len(groups), WIDTH=width, BLOCK_D=triton.next_power_of_2(width), BLOCK_P=16, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@_unmerge.register_fake
+def _(x: Tensor, groups: list[Tensor], orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> Tensor:
+    return x.new_empty(x.shape[0], groups[0].shape[1] - num_prefix, x.shape[2])
+
+
+@torch.library.custom_op("nsr::unmerge_backward", mutates_args=())
+def _unmerge_backward(grad: Tensor, orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> Tensor:
+    return _sums_over_patches(grad, orders, starts, num_prefix)[-1]
+
+
+@_unmerge_backward.register_fake
+def _(grad: Tensor, orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> Tensor:
+    return grad.new_empty(grad.shape[0], starts[-1].shape[1] - 1, grad.shape[2])
+
+
+def _differentiate_unmerge(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    nothing = [None] * len(ctx.orders)
+    return _unmerge_backward(grad, ctx.orders, ctx.starts, ctx.num_prefix), nothing, nothing, nothing, None
+
+
+_unmerge.register_autograd(_differentiate_unmerge, setup_context=_save)
+
+
+def _sums_over_patches(grad: Tensor, orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> list[Tensor]:
+    """The sum over the patches that each token covers, ahead of every event and after the last: ``[B, N_e, D]`` each.
+
+    They are sums of the sums of the event before, in a fixed order.
+    """
+    sums = [F.pad(grad, (0, 0, num_prefix, 0))]
+    for order, start in zip(orders, starts, strict=True):
+        sums.append(gather_sums(sums[-1], None, order, start))
+    return sums

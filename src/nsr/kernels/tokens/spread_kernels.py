@@ -1,4 +1,4 @@
-"""The codes of all events on the patches, in one walk from event to event and token to token."""
+"""Back to the patches, in one walk from event to event and token to token: the codes of all events, and the tokens."""
 
 # A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
 # mypy: disable-error-code="no-untyped-def, assignment"
@@ -39,3 +39,33 @@ def spread(
             token = tl.load(groups[event] + before + token, mask=inside, other=0)
     at = (sample * patches + p)[:, None] * CODE + c[None, :]
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (c < CODE)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_prefix", "patches", "last"])
+def unmerge(
+    x_ptr,
+    groups,
+    lengths,
+    out_ptr,
+    num_prefix,
+    patches,
+    last,
+    EVENTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
+    """Copy to each patch the row of the token that covers it after all events, of which ``last`` are left.
+
+    Programs are (tile of patches, sample).
+    """
+    sample = tl.program_id(1).to(tl.int64)
+    p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    d = tl.arange(0, BLOCK_D)
+    inside = p < patches
+    token = (num_prefix + p).to(tl.int64)
+    for event in tl.static_range(EVENTS):
+        token = tl.load(groups[event] + sample * lengths[event] + token, mask=inside, other=0)
+    rows = load_rows(x_ptr + sample * last * WIDTH, token, inside, WIDTH, d, WIDTH)
+    at = (sample * patches + p)[:, None] * WIDTH + d[None, :]
+    tl.store(out_ptr + at, rows, mask=inside[:, None] & (d < WIDTH)[None, :])

@@ -34,7 +34,7 @@ def test_equal_to_pyg(backbone: Backbone, attached: bool) -> None:
     torch.testing.assert_close(out, expected.float(), atol=1e-4, rtol=1e-4)
     replicas.backward(out.square().sum((1, 2)))
     count = len(gradients) // 3
-    for number, ours in enumerate(replicas._gradients):
+    for number, ours in enumerate(replicas._gradients.values()):
         theirs = torch.stack([gradients[r * count + number] for r in range(3)]).float()
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
 

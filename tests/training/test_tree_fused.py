@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("trees_on_cpu.py")
-CASES = [f"{b} {v} 16" for b in ("gcn", "sage", "gin") for v in ("original", "nsr")] + ["gcn nsr 32"]
+CASES = [f"{b} {v} 16" for b in ("gcn", "sage", "gin") for v in ("original", "nsr")] + [
+    "gcn nsr 32",
+    "adam 0.0",
+    "adam 0.1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +25,6 @@ def errors() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equal_to_the_plain_layers(errors: dict[str, float], case: str) -> None:
+def test_equal_to_the_plain_twin(errors: dict[str, float], case: str) -> None:
     assert set(errors) == set(CASES)
     assert errors[case] <= 5e-6

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from nsr.data.tree import tree_task
 from nsr.experiments.graph_models import Variant, graph_model
 from nsr.graph.models import Backbone
-from nsr.training.replicas import Replicas
+from nsr.training import adam_kernel
+from nsr.training.replicas import Replicas, adam_rows
 from nsr.training.tree_batches import sampled
 from nsr.training.tree_fused import FusedParts
 from nsr.training.tree_model import TreeModel, kind_of
@@ -54,6 +55,21 @@ def error(backbone: Backbone, variant: Variant, width: int) -> float:
     return max(float((ours - plain).abs().max() / (plain.abs().max() + 1e-12)) for ours, plain in both)
 
 
+def adam_error(rows: int, length: int, weight_decay: float) -> float:
+    """How far three steps of the kernel are from the plain ones."""
+    generator = torch.Generator().manual_seed(0)
+    plain = [torch.randn(rows, length, generator=generator) for _ in range(2)] + [torch.zeros(rows, length)] * 2
+    ours = [tensor.clone() for tensor in plain]
+    plain = [tensor.clone() for tensor in plain]
+    rate = torch.linspace(0, 1e-2, rows)
+    for step in range(1, 4):
+        for adam, tensors in ((adam_kernel.adam_rows, ours), (adam_rows, plain)):
+            adam(*tensors, torch.tensor(float(step)), rate, weight_decay, (0.9, 0.999), 1e-8)
+    return max(float((a - b).abs().max()) for a, b in zip(ours, plain, strict=True))
+
+
 if __name__ == "__main__":
     cases = [(b, v, 16) for b in ("gcn", "sage", "gin") for v in ("original", "nsr")] + [("gcn", "nsr", 32)]
-    print(json.dumps({f"{b} {v} {w}": error(b, v, w) for b, v, w in cases}))
+    found = {f"{b} {v} {w}": error(b, v, w) for b, v, w in cases}
+    found |= {f"adam {decay}": adam_error(3, 1100, decay) for decay in (0.0, 0.1)}
+    print(json.dumps(found))

@@ -10,8 +10,9 @@ import fcntl
 import multiprocessing
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,10 +46,20 @@ def measure_cases(
     processes = multiprocessing.get_context("spawn")
     jobs = [(case, name) for case in cases for name in compiled_arms(case)]
     with building(), ProcessPoolExecutor(os.cpu_count(), mp_context=processes) as pool:
-        for done in [pool.submit(compile_arm, case, name, device) for case, name in jobs]:
-            done.result()
+        wait([pool.submit(compile_arm, case, name, device) for case, name in jobs])  # what fails here fails again below
     with ProcessPoolExecutor(len(cases), mp_context=processes) as pool:
-        return list(pool.map(measure, cases, [device] * len(cases), [quick] * len(cases)))
+        measured = [pool.submit(measure, case, device, quick) for case in cases]
+        wait(measured)
+    return [_result(case, future) for case, future in zip(cases, measured, strict=True)]
+
+
+def _result(case: object, future: Future[dict[str, Any]]) -> dict[str, Any]:
+    """What was measured; of a case that failed its error, so that the others are not lost with it."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    warnings.warn(f"{case} could not be measured: {error}", stacklevel=2)
+    return {"failed": f"{type(error).__name__}: {error}"}
 
 
 @contextmanager

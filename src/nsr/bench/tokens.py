@@ -91,8 +91,8 @@ def _measure(case: Case, device: torch.device, quick: bool) -> dict[str, Any]:
                 memory[f"{name}, {way}"] = peak_memory(arm, device)
         stages = captured_stages(case.size, case.batch, device, dtype) if on_gpu else {}
     with measuring():
-        times = interleaved(arms, device, rounds=2 if quick else 7, seconds=0.02 if quick else 0.1)
-        stage_times = interleaved(stages, device, rounds=5, seconds=0.05)
+        times = interleaved(arms, device, rounds=2 if quick else 5, seconds=0.02 if quick else 0.06)
+        stage_times = interleaved(stages, device, rounds=5, seconds=0.02)
     reference = times[REFERENCE if REFERENCE in times else CPU_REFERENCE].median
     result: dict[str, Any] = {
         name: {

@@ -61,7 +61,7 @@ def _measure(case: Case, device: torch.device, quick: bool) -> dict[str, Any]:
                 memory[f"{name}, {way}"] = peak_memory(arm, device)
                 arms[f"{name}, {way}"] = arm
     with measuring():
-        times = interleaved(arms, device, rounds=2 if quick else 5, seconds=0.02 if quick else 0.15)
+        times = interleaved(arms, device, rounds=2 if quick else 5, seconds=0.02 if quick else 0.1)
     reference = times[REFERENCE if REFERENCE in times else CPU_REFERENCE].median
     return {
         name: {

@@ -53,7 +53,7 @@ def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor,
     replicas, sources, _ = tables.messages.shape
     targets, members = tables.target_gate.shape[1], coefficient.shape[0]
     order = member_order(target, source, targets)
-    out = torch.empty_like(tables.target_gate)
+    out = torch.zeros_like(tables.target_gate)
     tiles = triton.cdiv(members, tiling.block_e)
     tiles_per_run = max(1, triton.cdiv(tiles, _programs(tables, tiling)))
     carry = carry_for(out, triton.cdiv(tiles, tiles_per_run))
@@ -83,9 +83,8 @@ def backward(
     over the members sorted by source.
     """
     replicas, sources, _ = tables.messages.shape
-    fill = torch.empty_like if deterministic else torch.zeros_like  # atomic addition starts from zero
-    of_source = fill(tables.messages), fill(tables.source_gate)
-    of_target = tuple(map(torch.empty_like, (tables.mean, tables.target_gate, tables.mean_gate)))
+    of_source = torch.zeros_like(tables.messages), torch.zeros_like(tables.source_gate)
+    of_target = tuple(map(torch.zeros_like, (tables.mean, tables.target_gate, tables.mean_gate)))
     d_sorted = coefficient.new_empty(replicas, *coefficient.shape) if needs_coefficient else None
     by_target = member_order(target, source, grad.shape[1])
     rest = (grad * by_target.scale.unsqueeze(1), tables, coefficient, precision)

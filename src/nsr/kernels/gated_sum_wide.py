@@ -68,7 +68,7 @@ def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor,
     replicas, sources, width = tables.messages.shape
     targets, (members, heads) = tables.target_gate.shape[1], coefficient.shape
     order = member_order(target, source, targets)
-    out = torch.empty_like(tables.target_gate)
+    out = torch.zeros_like(tables.target_gate)
     tiles = triton.cdiv(members, tiling.block_e)
     carry = carry_for(out, tiles)
     if tiles:
@@ -97,9 +97,8 @@ def backward(
     The gradients of the source tables are added atomically in the same pass, or with ``deterministic`` in a second pass
     over the members sorted by source.
     """
-    fill = torch.empty_like if deterministic else torch.zeros_like  # atomic addition starts from zero
-    messages, source_gate, *of_targets = tables[:5]
-    rows = _Rows(fill(messages), fill(source_gate), *map(torch.empty_like, of_targets))
+    messages = tables.messages
+    rows = _Rows(*map(torch.zeros_like, tables[:5]))
     d_coefficient = coefficient.new_zeros(grad.shape[0], *coefficient.shape) if needs_coefficient else None
     by_target = member_order(target, source, grad.shape[1])
     rest = (rows, d_coefficient, precision, deterministic)

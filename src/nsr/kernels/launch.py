@@ -28,13 +28,14 @@ def carry_for(out: Tensor, runs: int) -> Tensor:
 
 
 def finish_rows(order: MemberOrder, carry: Tensor, out: Tensor, members_per_run: int) -> None:
-    """Add the carry of each run to the rows of ``out`` that cross its borders, and zero the rows without members."""
+    """Add the carry of each run to the rows of ``out`` that cross its borders."""
     replicas, rows = out.shape[:2]
-    if not rows:
+    runs = carry.shape[1]
+    if runs < 2:
         return
     width = out[0, 0].numel()
     block = min(256, triton.next_power_of_2(width))
-    grid = (rows, triton.cdiv(width, block), replicas)
-    add_carry[grid](
-        order.start, carry, out, rows, carry.shape[1], members_per_run, width, BLOCK_W=block, num_warps=1
+    add_carry[(runs, triton.cdiv(width, block), replicas)](
+        order.row, order.start, carry, out, rows, runs, members_per_run, order.row.shape[0], width,
+        BLOCK_W=block, num_warps=1,
     )  # fmt: skip

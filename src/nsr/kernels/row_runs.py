@@ -2,8 +2,8 @@
 
 Members are sorted by row, rows with members are numbered by rank. A row that lies inside a run is stored at once. One
 that crosses a border leaves a partial sum in the carry of each of its runs, ``[runs, 2, width]``: slot 1 of the run
-where it begins, slot 0 of the others. :func:`add_carry` adds them up in the order of the runs, and zeroes the rows
-without members.
+where it begins, slot 0 of the others. :func:`add_carry` adds them up in the order of the runs. Rows without members are
+never stored: the table that is summed into starts from zero.
 """
 
 # A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
@@ -74,25 +74,22 @@ def close_row(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def add_carry(start_ptr, carry_ptr, out_ptr, rows, runs, members_per_run, stride, BLOCK_W: tl.constexpr):
-    """Finish the rows that cross a border, and zero those without members; programs are (row, block, replica)."""
-    row = tl.program_id(0)
-    replica = tl.program_id(2).to(tl.int64)
+def add_carry(
+    row_ptr, start_ptr, carry_ptr, out_ptr, rows, runs, members_per_run, members, stride, BLOCK_W: tl.constexpr
+):
+    """Finish the rows that cross a border; programs are (run where such a row begins, block, replica)."""
+    run, replica = tl.program_id(0), tl.program_id(2).to(tl.int64)
     column = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     inside = column < stride
-    begin = tl.load(start_ptr + row)
-    end = tl.load(start_ptr + row + 1)
-    first = begin // members_per_run
-    last = (end - 1) // members_per_run
-    out_ptr += (replica * rows + row) * stride
-    if begin == end:
-        tl.store(out_ptr + column, tl.zeros([BLOCK_W], tl.float32), mask=inside)
-    elif first != last:
+    row = tl.load(row_ptr + tl.minimum((run + 1) * members_per_run, members) - 1)  # the run's last one
+    first = tl.load(start_ptr + row) // members_per_run
+    last = (tl.load(start_ptr + row + 1) - 1) // members_per_run
+    if (first == run) & (last > run):
         carry_ptr += replica * runs * 2 * stride
-        total = tl.load(carry_ptr + (first.to(tl.int64) * 2 + 1) * stride + column, mask=inside, other=0.0)
+        total = tl.load(carry_ptr + (run.to(tl.int64) * 2 + 1) * stride + column, mask=inside, other=0.0)
         lane = tl.arange(0, 16)
-        for run in range(first + 1, last + 1, 16):
-            at = (run + lane).to(tl.int64)[:, None] * 2 * stride + column[None, :]
-            within = (run + lane <= last)[:, None] & inside[None, :]
+        for next_run in range(run + 1, last + 1, 16):
+            at = (next_run + lane).to(tl.int64)[:, None] * 2 * stride + column[None, :]
+            within = (next_run + lane <= last)[:, None] & inside[None, :]
             total += tl.sum(tl.load(carry_ptr + at, mask=within, other=0.0), 0)
-        tl.store(out_ptr + column, total, mask=inside)
+        tl.store(out_ptr + (replica * rows + row) * stride + column, total, mask=inside)

@@ -41,7 +41,7 @@ def _sum(x: Tensor, coefficient: Tensor, order: MemberOrder, rows: int) -> Tenso
     """``sum_i t_i x_i`` over the members of each row."""
     members, heads = coefficient.shape
     replicas, others, width = x.shape
-    out = x.new_empty(replicas, rows, width)
+    out = x.new_zeros(replicas, rows, width)
     block_d = min(128, triton.next_power_of_2(width))
     block_e = min(128, BLOCK_ELEMENTS // block_d)
     blocks = triton.cdiv(members, block_e)

@@ -135,7 +135,7 @@ class SegmenterStack:
         state = state._replace(x=self._by_sample(x, tokens))
         if merges:
             assert merger is not None
-            metric = qkv[:, :, 1].mean(dim=2) if merger.metric == "keys" else state.x
+            metric = qkv[:, :, 1].transpose(1, 2) if merger.metric == "keys" else state.x
             state = self._merge(index, state, events, metric, grid)
         x, tokens = self._by_model(state.x), state.x.shape[1]
         layers = (*self._named(f"{name}.norm2"), *self._named(f"{name}.mlp.fc1"), *self._named(f"{name}.mlp.fc2"))

@@ -9,10 +9,11 @@ unless an arm says TF32 or bf16. An arm that fails is recorded with its error.
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -55,31 +56,52 @@ def cases(device: torch.device, quick: bool) -> tuple[GraphCase, ...]:
     return (TOLOKERS, ROMAN_EMPIRE) if device.type == "cuda" else (TOLOKERS, MINESWEEPER)
 
 
-def bench_graph(device: torch.device, *, machine: str, quick: bool = False) -> Record:
+def bench_graph(
+    device: torch.device,
+    *,
+    machine: str,
+    quick: bool = False,
+    only: Sequence[str] = ("*",),
+    keep: Callable[[Record], object] = lambda record: None,
+) -> Record:
     """Measure every arm on every graph.
 
     Args:
         device: Where.
         machine: Name of the machine, the cell of the record.
         quick: A few steps on a tiny graph of what needs no compilation: shows that everything runs.
+        only: Names of the arms to measure, as patterns.
+        keep: Called with the record so far, after each graph.
     """
     begin = time.perf_counter()
     metrics: dict[str, Any] = {}
-    origins = {}
-    if device.type == "cuda" and not quick:
-        _compile_beforehand(device)
+    origins: dict[str, str] = {}
+    arms = {
+        name: arm
+        for name, arm in _arms(device.type == "cuda", quick).items()
+        if any(fnmatchcase(name, pattern) for pattern in only)
+    }
+    if not arms:
+        raise ValueError(f"only={list(only)} matches no arm; there are {list(_arms(device.type == 'cuda', quick))}.")
+    if device.type == "cuda":
+        _compile_beforehand(device, [name for name, arm in arms.items() if arm.compiled])
+
+    def record() -> Record:
+        return Record(
+            experiment="bench",
+            cell={"bench": "graph", "machine": machine},
+            metrics=metrics,
+            config={"layers": LAYERS, "width": WIDTH, "graphs": origins, "quick": quick, "only": list(only)},
+            command=command_line(),
+            seconds=time.perf_counter() - begin,
+            environment=environment(device) | {"threads": torch.get_num_threads()},
+        )
+
     for case in cases(device, quick):
         task, origins[case.name] = _task(case, device, quick)
-        metrics[f"{case.name}, {task.members:,} members"] = _measure(task, quick)
-    return Record(
-        experiment="bench",
-        cell={"bench": "graph", "machine": machine},
-        metrics=metrics,
-        config={"layers": LAYERS, "width": WIDTH, "graphs": origins, "quick": quick},
-        command=command_line(),
-        seconds=time.perf_counter() - begin,
-        environment=environment(device) | {"threads": torch.get_num_threads()},
-    )
+        metrics[f"{case.name}, {task.members:,} members"] = _measure(task, arms, quick)
+        keep(record())
+    return record()
 
 
 def _task(case: GraphCase, device: torch.device, quick: bool) -> tuple[steps.Task, str]:
@@ -90,11 +112,11 @@ def _task(case: GraphCase, device: torch.device, quick: bool) -> tuple[steps.Tas
     return steps.Task(edges, case.nodes, width, layers, device), origin
 
 
-def _compile_beforehand(device: torch.device) -> None:
+def _compile_beforehand(device: torch.device, names: list[str]) -> None:
     """Fill the compilers' caches on disk, an arm a process: one after the other takes many minutes."""
-    jobs = [
-        (case, name) for case in cases(device, quick=False) for name, arm in _arms(True, False).items() if arm.compiled
-    ]
+    jobs = [(case, name) for case in cases(device, quick=False) for name in names]
+    if not jobs:
+        return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])  # imported once, not in every process
     with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=context) as pool:
@@ -106,10 +128,9 @@ def _compile(case: GraphCase, name: str, device: torch.device) -> None:
     _build(_arms(True, False)[name], _task(case, device, quick=False)[0])
 
 
-def _measure(task: steps.Task, quick: bool) -> dict[str, Any]:
+def _measure(task: steps.Task, arms: dict[str, Arm], quick: bool) -> dict[str, Any]:
     on_gpu = task.device.type == "cuda"
     result: dict[str, Any] = {"kernel errors": kernel_errors(task.normalised[0], task.nodes, task.width)}
-    arms = _arms(on_gpu, quick)
     built: dict[str, Callable[[], object]] = {}
     peaks: dict[str, int | None] = {}
     for name, arm in arms.items():

@@ -22,13 +22,27 @@ Quick = Annotated[bool, typer.Option("--quick", help="Tiny sizes and few calls: 
 
 @app.command()
 def graph(
-    device: Device = None, machine: Machine = None, results: Results = Path("results"), quick: Quick = False
+    device: Device = None,
+    machine: Machine = None,
+    results: Results = Path("results"),
+    quick: Quick = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Names of the arms to measure, as patterns; all of them.")
+    ] = None,
 ) -> None:
     """One training step of a four-layer GCN with the branch: against the plain GCN, GATv2 and the literal form."""
     from nsr.bench.graph import bench_graph
+    from nsr.experiments.record import write
 
     where = _device(device)
-    _show(bench_graph(where, machine=machine or _name(where), quick=quick), results)
+    record = bench_graph(
+        where,
+        machine=machine or _name(where),
+        quick=quick,
+        only=only or ("*",),
+        keep=lambda so_far: write(results, so_far),
+    )
+    _show(record, results)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import nsr
 from nsr.bench import graph_steps as steps
+from nsr.bench.graph import bench_graph
 from nsr.bench.graph_cases import QUICK, TOLOKERS, edge_index, random_edges
 from nsr.bench.literal_branch import as_worded
 from nsr.cli import app
@@ -82,3 +83,24 @@ def test_published_graph(data_dir: Path) -> None:
     edges, origin = edge_index(TOLOKERS, data_dir)
     assert origin == "published"
     assert edges.shape == (2, 2 * TOLOKERS.edges)
+
+
+def test_only_some_arms_kept_after_each_graph() -> None:
+    kept = []
+    record = bench_graph(torch.device("cpu"), machine="here", quick=True, only=["GCN*"], keep=kept.append)
+    (arms,) = record.metrics.values()
+    assert set(arms) == {"kernel errors", "GCN, eager"}
+    assert [so_far.metrics for so_far in kept] == [record.metrics]
+    with pytest.raises(ValueError, match=r"only=\['none'\] matches no arm; there are \['GCN, eager', "):
+        bench_graph(torch.device("cpu"), machine="here", quick=True, only=["none"])
+
+
+def test_an_arm_that_fails_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(task: steps.Task) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(steps, "attention", fails)
+    record = bench_graph(torch.device("cpu"), machine="here", quick=True, only=["G*"])
+    (arms,) = record.metrics.values()
+    assert arms["GATv2, eager"] == {"error": "RuntimeError: out of luck"}
+    assert arms["GCN, eager"]["milliseconds"]["median"] > 0

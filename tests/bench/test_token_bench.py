@@ -1,7 +1,9 @@
 """The token benchmarks run, compare what they say they compare, and write what the report reads."""
 
 import json
-import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from typer.testing import CliRunner
 
 from nsr.bench import token_models as models
 from nsr.bench.interleaved import interleaved
-from nsr.bench.side_by_side import building, measuring
+from nsr.bench.side_by_side import Model, _await, _Host, _in_turn
 from nsr.cli import app
 from nsr.tokens import MergedViT
 
@@ -53,30 +55,28 @@ def test_arms_take_turns() -> None:
     assert all(0 <= t.low <= t.median <= t.high for t in times.values())
 
 
-def test_nobody_measures_while_models_are_built() -> None:
-    """Two who build do so together; who measures waits for both."""
-    events: list[str] = []
-    both_build, may_end = threading.Barrier(3), threading.Event()
+def counting(name: str, fail: bool) -> dict[str, Callable[[], object]]:
+    """A model of one arm, as a process builds it."""
+    if fail:
+        raise RuntimeError(f"{name} cannot be built")
+    return {name: partial(time.sleep, 0.001)}
 
-    def build() -> None:
-        with building():
-            both_build.wait(10)
-            may_end.wait(10)
-            events.append("built")
 
-    def measure() -> None:
-        with measuring():
-            events.append("measured")
+def test_models_are_measured_in_processes_of_their_own() -> None:
+    """One that cannot be built is left out and named; the others are measured all the same."""
+    hosts = [_Host(Model(counting, (name, name == "b")), torch.device("cpu")) for name in "abc"]
+    with pytest.warns(UserWarning, match="b, True could not be built"):
+        _await(hosts, 60)
+    measured = _in_turn(hosts, 2, 0.0)
+    for host in hosts:
+        host.close()
+    assert measured.keys() == {"a", "c"}
+    assert all(arm.timing.median >= 1 for arm in measured.values())
 
-    builders = [threading.Thread(target=build) for _ in range(2)]
-    for thread in builders:
-        thread.start()
-    both_build.wait(10)
-    measurer = threading.Thread(target=measure)
-    measurer.start()
-    measurer.join(0.2)
-    assert events == []
-    may_end.set()
-    for thread in (*builders, measurer):
-        thread.join(10)
-    assert events == ["built", "built", "measured"]
+
+def test_a_model_that_takes_too_long_is_given_up() -> None:
+    host = _Host(Model(time.sleep, (60,)), torch.device("cpu"))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=r"60 was not built after 0\.1 s"):
+        _await([host], 0.1)
+    assert _in_turn([host], 2, 0.0) == {}
+    host.close()

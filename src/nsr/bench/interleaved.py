@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -34,16 +35,25 @@ def interleaved(
         rounds: Measurements of each arm.
         seconds: About how long one measurement lasts: as many calls as fit, at least one.
     """
-    clock = _gpu_clock if device.type == "cuda" else _cpu_clock
+    return take_turns({name: clock(arm, device) for name, arm in arms.items()}, rounds=rounds, seconds=seconds)
+
+
+def take_turns(clocks: Mapping[str, Callable[[int], float]], *, rounds: int, seconds: float) -> dict[str, Timing]:
+    """The same of clocks: each gives the milliseconds of as many calls as it is asked for."""
     calls: dict[str, int] = {}
-    for name, arm in arms.items():
-        clock(arm, 1)
-        calls[name] = max(1, int(seconds * 1e3 / max(clock(arm, 1), 1e-3)))
-    times: dict[str, list[float]] = {name: [] for name in arms}
+    for name, elapsed in clocks.items():
+        elapsed(1)
+        calls[name] = max(1, int(seconds * 1e3 / max(elapsed(1), 1e-3)))
+    times: dict[str, list[float]] = {name: [] for name in clocks}
     for _ in range(rounds):
-        for name, arm in arms.items():
-            times[name].append(clock(arm, calls[name]) / calls[name])
+        for name, elapsed in clocks.items():
+            times[name].append(elapsed(calls[name]) / calls[name])
     return {name: _summary(values) for name, values in times.items()}
+
+
+def clock(arm: Callable[[], object], device: torch.device) -> Callable[[int], float]:
+    """The clock of an arm: milliseconds of some calls."""
+    return partial(_gpu_clock if device.type == "cuda" else _cpu_clock, arm)
 
 
 def peak_memory(arm: Callable[[], object], device: torch.device) -> int | None:

@@ -1,79 +1,159 @@
-"""Cases of a benchmark in processes of their own: all compile at once, each is measured while nothing else runs.
+"""Models of a benchmark in processes of their own: all compile at once, then one conductor lets them measure in turn.
 
 Compiling takes most of a benchmark's time and one core a model; measuring takes seconds and the whole GPU. So every
-model is compiled once in a process of its own, which fills the compiler's cache, and the processes that measure find it
-there. Who builds holds a shared lock, who measures an exclusive one: no measurement sees another process at work, also
-where two benchmarks are started at the same time.
+model is built by a process of its own. When all have theirs, the conductor asks one arm after the other for a few
+calls, round after round. Nobody else works meanwhile, also where two benchmarks are started at the same time: who
+builds holds a shared lock, who measures an exclusive one.
 """
 
 import fcntl
 import multiprocessing
 import os
 import tempfile
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
-Case = TypeVar("Case")
+from nsr.bench.interleaved import Timing, clock, peak_memory, take_turns
+
+Arms = dict[str, Callable[[], object]]
 
 
-def measure_cases(
-    measure: Callable[[Case, torch.device, bool], dict[str, Any]],
-    compile_arm: Callable[[Case, str, torch.device], None],
-    compiled_arms: Callable[[Case], list[str]],
-    cases: Sequence[Case],
-    device: torch.device,
-    quick: bool,
-) -> list[dict[str, Any]]:
-    """``measure(case, device, quick)`` of every case, in order; on a GPU each in a process of its own.
+class Model(NamedTuple):
+    """What one process builds.
+
+    Attributes:
+        build: A function of a module; it returns the model's arms by name.
+        arguments: Its arguments.
+    """
+
+    build: Callable[..., Arms]
+    arguments: tuple[Any, ...]
+
+
+class Measured(NamedTuple):
+    """What became of an arm.
+
+    Attributes:
+        timing: Of one call.
+        peak_bytes: Memory that a call holds at its peak, on a GPU.
+    """
+
+    timing: Timing
+    peak_bytes: int | None
+
+
+def measure_models(
+    cases: Mapping[str, list[Model]], device: torch.device, *, rounds: int, seconds: float, limit: float | None = None
+) -> dict[str, dict[str, Measured]]:
+    """Measure the arms of the models of each case side by side.
 
     Args:
-        measure: A function of a module, which wraps its two halves in :func:`building` and :func:`measuring`.
-        compile_arm: Builds one arm of a case, by name, as ``measure`` will: a function of a module, too.
-        compiled_arms: Names of the arms of a case that are worth it.
-        cases: What to measure.
-        device: Where.
-        quick: Passed on; then everything runs in this process.
+        cases: Models by the name of their case; the names of arms differ within one.
+        device: On a GPU each model gets a process of its own; elsewhere they share this one.
+        rounds: Measurements of each arm.
+        seconds: About how long one measurement lasts.
+        limit: Seconds after which a model that is not built is given up, with a warning.
     """
-    if device.type != "cuda" or quick:
-        return [measure(case, device, quick) for case in cases]
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # of a process: there are as many as cores
-    processes = multiprocessing.get_context("spawn")
-    jobs = [(case, name) for case in cases for name in compiled_arms(case)]
-    with building(), ProcessPoolExecutor(os.cpu_count(), mp_context=processes) as pool:
-        wait([pool.submit(compile_arm, case, name, device) for case, name in jobs])  # what fails here fails again below
-    with ProcessPoolExecutor(len(cases), mp_context=processes) as pool:
-        measured = [pool.submit(measure, case, device, quick) for case in cases]
-        wait(measured)
-    return [_result(case, future) for case, future in zip(cases, measured, strict=True)]
+    if device.type != "cuda":
+        return {case: _measure_here(models, device, rounds, seconds) for case, models in cases.items()}
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # of a process: there are many
+    hosts = {case: [_Host(model, device) for model in models] for case, models in cases.items()}
+    everyone = [host for those in hosts.values() for host in those]
+    try:
+        with _locked(fcntl.LOCK_SH):
+            _await(everyone, limit)
+        with _locked(fcntl.LOCK_EX):
+            return {case: _in_turn(those, rounds, seconds) for case, those in hosts.items()}
+    finally:
+        for host in everyone:
+            host.close()
 
 
-def _result(case: object, future: Future[dict[str, Any]]) -> dict[str, Any]:
-    """What was measured; of a case that failed its error, so that the others are not lost with it."""
-    error = future.exception()
-    if error is None:
-        return future.result()
-    warnings.warn(f"{case} could not be measured: {error}", stacklevel=2)
-    return {"failed": f"{type(error).__name__}: {error}"}
+def _measure_here(models: list[Model], device: torch.device, rounds: int, seconds: float) -> dict[str, Measured]:
+    arms = {name: arm for model in models for name, arm in model.build(*model.arguments).items()}
+    times = take_turns({name: clock(arm, device) for name, arm in arms.items()}, rounds=rounds, seconds=seconds)
+    return {name: Measured(timing, None) for name, timing in times.items()}
 
 
-@contextmanager
-def building() -> Iterator[None]:
-    """While models are made and compiled: nobody measures."""
-    with _locked(fcntl.LOCK_SH):
-        yield
+def _in_turn(hosts: list["_Host"], rounds: int, seconds: float) -> dict[str, Measured]:
+    peaks = {name: peak for host in hosts for name, peak in host.peaks.items()}
+    clocks = {name: host.clock(name) for host in hosts for name in host.peaks}
+    times = take_turns(clocks, rounds=rounds, seconds=seconds)
+    return {name: Measured(timing, peaks[name]) for name, timing in times.items()}
 
 
-@contextmanager
-def measuring() -> Iterator[None]:
-    """While times are taken: nobody else builds or measures."""
-    with _locked(fcntl.LOCK_EX):
-        yield
+class _Host:
+    """A process that builds a model and keeps its arms."""
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        processes = multiprocessing.get_context("spawn")
+        self.connection, theirs = processes.Pipe()
+        self.model = model
+        self.peaks: dict[str, int | None] = {}
+        self._process = processes.Process(target=_serve, args=(theirs, model, device), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def receive(self) -> None:
+        """Take what the process has to say about its arms."""
+        try:
+            self.peaks = self.connection.recv()
+        except EOFError:  # its error is on the terminal
+            warnings.warn(f"{self._name()} could not be built and is left out.", stacklevel=2)
+
+    def give_up(self, limit: float | None) -> None:
+        """End a process that took too long."""
+        warnings.warn(f"{self._name()} was not built after {limit} s and is left out.", stacklevel=2)
+        self._process.kill()
+
+    def clock(self, name: str) -> Callable[[int], float]:
+        """Milliseconds of some calls of one of its arms."""
+
+        def ask(calls: int) -> float:
+            self.connection.send((name, calls))
+            return self.connection.recv()
+
+        return ask
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.join()
+
+    def _name(self) -> str:
+        return ", ".join(map(str, self.model.arguments))
+
+
+def _await(hosts: list[_Host], limit: float | None) -> None:
+    """Wait until every process has built its model, or for as long as ``limit`` says."""
+    waiting = {host.connection: host for host in hosts}
+    end = None if limit is None else time.monotonic() + limit
+    while waiting:
+        ready = wait(list(waiting), None if end is None else max(0.0, end - time.monotonic()))
+        if not ready:
+            for host in waiting.values():
+                host.give_up(limit)
+            return
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            waiting.pop(connection).receive()
+
+
+def _serve(connection: Connection, model: Model, device: torch.device) -> None:
+    """Build the arms, say so, then time them on request."""
+    arms = model.build(*model.arguments)
+    connection.send({name: peak_memory(arm, device) for name, arm in arms.items()})
+    clocks = {name: clock(arm, device) for name, arm in arms.items()}
+    while True:
+        name, calls = connection.recv()
+        connection.send(clocks[name](calls))
 
 
 @contextmanager

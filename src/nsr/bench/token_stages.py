@@ -8,15 +8,15 @@ from nsr.bench import token_models as models
 from nsr.tokens import TokenBranch, TokenResidual, tome_plan
 from nsr.tokens.branch import EventCodes, spread_codes
 
+# Keys to plan; plan and tokens to merged tokens; the same with the branch, the spatial codes spread over the patches
+# included: what that takes longer is what NSR costs.
+STAGES = ("stage: match", "stage: merge", "stage: merge with branch")
+
 
 def captured_stages(
     size: tuple[int, int], batch: int, device: torch.device, dtype: torch.dtype, width: int = 192, heads: int = 3
-) -> dict[str, Callable[[], None]]:
-    """Each stage of the merge events of one forward pass, ready to be timed.
-
-    ``match``: keys to plan. ``merge``: plan and tokens to merged tokens. ``merge_with_branch``: the same with the
-    branch, the spatial codes spread over the patches included; what it takes longer is what NSR costs.
-    """
+) -> dict[str, Callable[[], object]]:
+    """Each of :data:`STAGES` over the merge events of one forward pass, ready to be timed."""
     length = size[0] // 16 * (size[1] // 16) + 1
     events = []
     for r in filter(None, models.schedule(size)[1]):
@@ -39,7 +39,9 @@ def captured_stages(
     def merge_with_branch() -> None:
         spread_codes([EventCodes(branch.merge(plan, x)[1], plan) for _, _, plan, x, branch in events], num_prefix=1)
 
-    return {stage.__name__: _captured(stage).replay for stage in (match, merge, merge_with_branch)}
+    return {
+        name: _captured(stage).replay for name, stage in zip(STAGES, (match, merge, merge_with_branch), strict=True)
+    }
 
 
 @torch.inference_mode()

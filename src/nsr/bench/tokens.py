@@ -1,7 +1,7 @@
 """``nsr bench tokens``: images a second of merged ViTs, with and without NSR, against every honest peer.
 
 All arms are DeiT-Tiny/16 segmenters up to their logits on the patch grid (upsampling them costs every arm the same), in
-bf16 on a GPU and fp32 on a CPU, timed interleaved in one process:
+bf16 on a GPU and fp32 on a CPU, timed in turns:
 
 * the full model, eager, compiled, and compiled and captured in a CUDA graph (the reference of every ratio);
 * the limit: the same schedule of token counts with tokens dropped for free;
@@ -18,14 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from nsr.bench import token_models as models
-from nsr.bench.interleaved import interleaved, peak_memory
-from nsr.bench.side_by_side import building, measure_cases, measuring
-from nsr.bench.token_stages import captured_stages
+from nsr.bench.side_by_side import Measured, Model, measure_models
+from nsr.bench.token_stages import STAGES, captured_stages
 from nsr.experiments.record import Record, command_line, environment
 from nsr.tokens import Segmenter
 from nsr.tokens.optimize import optimize
-
-Arm = tuple[str, Callable[[tuple[int, int]], Segmenter], list[str]]
 
 REFERENCE = "full, compiled and captured"
 CPU_REFERENCE = "full, eager"
@@ -49,7 +46,14 @@ CPU_CASES = (Case((512, 512), 2),)
 QUICK = (Case((64, 64), 2),)
 
 
-def bench_tokens(device: torch.device, cases: tuple[Case, ...], *, machine: str, quick: bool = False) -> Record:
+def bench_tokens(
+    device: torch.device,
+    cases: tuple[Case, ...],
+    *,
+    machine: str,
+    quick: bool = False,
+    limit: float | None = None,
+) -> Record:
     """Measure every arm in every case.
 
     Args:
@@ -57,14 +61,16 @@ def bench_tokens(device: torch.device, cases: tuple[Case, ...], *, machine: str,
         cases: Sizes and batches.
         machine: Name of the machine, the cell of the record.
         quick: A few calls of what needs no compilation: shows that everything runs.
+        limit: Seconds after which models that are still being compiled are left out.
     """
     begin = time.perf_counter()
-    results = measure_cases(_measure, _compile_arm, _compiled_arms, cases, device, quick)
-    metrics = {str(case): result for case, result in zip(cases, results, strict=True)}
+    rounds, seconds = (2, 0.02) if quick else (5, 0.06)
+    stands = {str(case): _models(case, device, quick) for case in cases}
+    measured = measure_models(stands, device, rounds=rounds, seconds=seconds, limit=limit)
     return Record(
         experiment="bench",
         cell={"bench": "tokens", "machine": machine},
-        metrics=metrics,
+        metrics={str(case): _metrics(measured[str(case)], case) for case in cases},
         config={"reduction": models.REDUCTION, "precision": str(_dtype(device)), "quick": quick},
         command=command_line(),
         seconds=time.perf_counter() - begin,
@@ -72,73 +78,61 @@ def bench_tokens(device: torch.device, cases: tuple[Case, ...], *, machine: str,
     )
 
 
+def _metrics(measured: dict[str, Measured], case: Case) -> dict[str, Any]:
+    """Of one case, as they are written: every arm, and the stages of a merge event."""
+    stages = {name: timing.median for name, (timing, _) in measured.items() if name in STAGES}
+    arms = {name: arm for name, arm in measured.items() if name not in STAGES}
+    reference = next((arms[name].timing.median for name in (REFERENCE, CPU_REFERENCE) if name in arms), None)
+    metrics: dict[str, Any] = {
+        name: {
+            "images_per_second": case.batch / timing.median * 1e3,
+            "speed_up": None if reference is None else reference / timing.median,
+            "peak_bytes": peak_bytes,
+            "milliseconds": asdict(timing),
+        }
+        for name, (timing, peak_bytes) in arms.items()
+    }
+    if stages:
+        match, merge, merge_with_branch = (stages[name] for name in STAGES)
+        metrics["stages"] = {"matching": match, "merging": merge, "nsr": merge_with_branch - merge}
+    return metrics
+
+
 def _dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def _measure(case: Case, device: torch.device, quick: bool) -> dict[str, Any]:
-    torch.compiler.reset()  # one model more in the compiler's cache of a function and it would fall back to eager
-    dtype = _dtype(device)
-    image = models.matched_inputs(case.batch, case.size, device, dtype)
-    arms: dict[str, Callable[[], object]] = {}
-    memory: dict[str, int | None] = {}
+def _models(case: Case, device: torch.device, quick: bool) -> list[Model]:
     on_gpu = device.type == "cuda"
-    with building():
-        for name, build, ways in _arms(case, on_gpu, quick):
-            model = _model(build, case, device)
-            for way in ways:
-                arms[f"{name}, {way}"] = arm = _prepare(model, way, case, image)
-                memory[f"{name}, {way}"] = peak_memory(arm, device)
-        stages = captured_stages(case.size, case.batch, device, dtype) if on_gpu else {}
-    with measuring():
-        times = interleaved(arms, device, rounds=2 if quick else 5, seconds=0.02 if quick else 0.06)
-        stage_times = interleaved(stages, device, rounds=5, seconds=0.02)
-    reference = times[REFERENCE if REFERENCE in times else CPU_REFERENCE].median
-    result: dict[str, Any] = {
-        name: {
-            "images_per_second": case.batch / timing.median * 1e3,
-            "speed_up": reference / timing.median,
-            "peak_bytes": memory[name],
-            "milliseconds": asdict(timing),
-        }
-        for name, timing in times.items()
+    best = ("compiled and captured",) if on_gpu else () if quick else ("compiled",)
+    plain = ("eager",)
+    ways = {
+        "merged + NSR": plain + best,
+        "merged": plain + best,
+        "free drop": best or plain,
+        "full": plain + (("compiled",) if on_gpu else ()) + best,
+        "literal ToMe": plain,
     }
-    if on_gpu:
-        result["stages"] = {
-            "matching": stage_times["match"].median,
-            "merging": stage_times["merge"].median,
-            "nsr": stage_times["merge_with_branch"].median - stage_times["merge"].median,
-        }
-    return result
+    if case.batch == 1:
+        del ways["free drop"]  # the latency of one image is compared with the full model's, not with a limit
+    stands = [Model(_build, (case, name, those, device)) for name, those in ways.items()]
+    return stands + ([Model(captured_stages, (case.size, case.batch, device, _dtype(device)))] if on_gpu else [])
 
 
-def _arms(case: Case, on_gpu: bool, quick: bool) -> list[Arm]:
-    best = ["compiled and captured"] if on_gpu else [] if quick else ["compiled"]
-    plain = ["eager"]
-    arms: list[Arm] = [
-        ("full", models.full, plain + (["compiled"] if on_gpu else []) + best),
-        ("free drop", models.FreeDrop, best or plain),
-        ("literal ToMe", models.LiteralToMe, plain),
-        ("merged", models.merged, plain + best),
-        ("merged + NSR", models.with_residual, plain + best),
-    ]
-    # the latency of one image is compared with the full model's, not with a limit
-    return [arm for arm in arms if case.batch > 1 or arm[0] != "free drop"]
-
-
-def _compiled_arms(case: Case) -> list[str]:
-    return [name for name, _, ways in _arms(case, on_gpu=True, quick=False) if any("compiled" in way for way in ways)]
-
-
-def _compile_arm(case: Case, name: str, device: torch.device) -> None:
-    (build,) = (build for arm, build, _ in _arms(case, on_gpu=True, quick=False) if arm == name)
-    image = models.matched_inputs(case.batch, case.size, device, _dtype(device))
-    optimize(_model(build, case, device), case.batch, case.size, capture=False)(image)
-
-
-def _model(build: Callable[[tuple[int, int]], Segmenter], case: Case, device: torch.device) -> nn.Module:
+def _build(case: Case, name: str, ways: tuple[str, ...], device: torch.device) -> dict[str, Callable[[], object]]:
+    """The arms of one model: as it is, compiled, captured, as ``ways`` says."""
+    build: Callable[[tuple[int, int]], Segmenter] = {
+        "full": models.full,
+        "free drop": models.FreeDrop,
+        "literal ToMe": models.LiteralToMe,
+        "merged": models.merged,
+        "merged + NSR": models.with_residual,
+    }[name]
+    torch.compiler.reset()  # one model more in the compiler's cache of a function and it would fall back to eager
     torch.manual_seed(0)
-    return models.PatchLogits(build(case.size)).to(device, _dtype(device)).eval().requires_grad_(False)
+    image = models.matched_inputs(case.batch, case.size, device, _dtype(device))
+    model = models.PatchLogits(build(case.size)).to(device, _dtype(device)).eval().requires_grad_(False)
+    return {f"{name}, {way}": _prepare(model, way, case, image) for way in ways}
 
 
 def _prepare(model: nn.Module, way: str, case: Case, image: Tensor) -> Callable[[], Tensor]:

@@ -13,14 +13,13 @@ import torch
 from torch import nn
 
 from nsr.bench import token_models as models
-from nsr.bench.interleaved import interleaved, peak_memory
-from nsr.bench.side_by_side import building, measure_cases, measuring
+from nsr.bench.side_by_side import Measured, Model, measure_models
 from nsr.bench.tokens import Case
 from nsr.experiments.record import Record, command_line, environment
 from nsr.tokens import Segmenter
 from nsr.training.capture import CapturedStep
 from nsr.training.pixel_loss import pixel_cross_entropy
-from nsr.training.segmentation import autocast
+from nsr.training.segmentation import Precision, autocast
 
 REFERENCE = "full, compiled and captured"
 CPU_REFERENCE = "full, eager"
@@ -30,15 +29,23 @@ CPU_CASES = (Case((224, 224), 2),)
 QUICK = (Case((64, 64), 2),)
 
 
-def bench_train(device: torch.device, cases: tuple[Case, ...], *, machine: str, quick: bool = False) -> Record:
+def bench_train(
+    device: torch.device,
+    cases: tuple[Case, ...],
+    *,
+    machine: str,
+    quick: bool = False,
+    limit: float | None = None,
+) -> Record:
     """Measure a training step of every arm in every case; arguments as in :func:`nsr.bench.tokens.bench_tokens`."""
     begin = time.perf_counter()
-    results = measure_cases(_measure, _compile_arm, _compiled_arms, cases, device, quick)
-    metrics = {str(case): result for case, result in zip(cases, results, strict=True)}
+    rounds, seconds = (2, 0.02) if quick else (5, 0.1)
+    stands = {str(case): _models(case, device) for case in cases}
+    measured = measure_models(stands, device, rounds=rounds, seconds=seconds, limit=limit)
     return Record(
         experiment="bench",
         cell={"bench": "train", "machine": machine},
-        metrics=metrics,
+        metrics={str(case): _metrics(measured[str(case)]) for case in cases},
         config={"reduction": models.REDUCTION, "precision": _precision(device), "quick": quick},
         command=command_line(),
         seconds=time.perf_counter() - begin,
@@ -46,50 +53,38 @@ def bench_train(device: torch.device, cases: tuple[Case, ...], *, machine: str, 
     )
 
 
-def _precision(device: torch.device) -> str:
+def _precision(device: torch.device) -> Precision:
     return "bf16" if device.type == "cuda" else "fp32"
 
 
-def _measure(case: Case, device: torch.device, quick: bool) -> dict[str, Any]:
-    torch.compiler.reset()
-    arms: dict[str, Callable[[], None]] = {}
-    memory: dict[str, int | None] = {}
-    with building():
-        for name, build, ways in _arms(device.type == "cuda"):
-            for way in ways:
-                arm = _step(build, way, case, device)
-                memory[f"{name}, {way}"] = peak_memory(arm, device)
-                arms[f"{name}, {way}"] = arm
-    with measuring():
-        times = interleaved(arms, device, rounds=2 if quick else 5, seconds=0.02 if quick else 0.1)
-    reference = times[REFERENCE if REFERENCE in times else CPU_REFERENCE].median
+def _metrics(measured: dict[str, Measured]) -> dict[str, Any]:
+    reference = next((measured[name].timing.median for name in (REFERENCE, CPU_REFERENCE) if name in measured), None)
     return {
         name: {
             "steps_per_second": 1e3 / timing.median,
-            "speed_up": reference / timing.median,
-            "peak_bytes": memory[name],
+            "speed_up": None if reference is None else reference / timing.median,
+            "peak_bytes": peak_bytes,
             "milliseconds": asdict(timing),
         }
-        for name, timing in times.items()
+        for name, (timing, peak_bytes) in measured.items()
     }
 
 
-def _arms(on_gpu: bool) -> list[tuple[str, Callable[[tuple[int, int]], Segmenter], list[str]]]:
-    captured = ["captured", "compiled and captured"] if on_gpu else ["eager"]
-    return [
-        ("full", models.full, (["eager"] if on_gpu else []) + captured),
-        ("merged", models.merged, captured),
-        ("merged + NSR", models.with_residual, captured),
-    ]
+def _models(case: Case, device: torch.device) -> list[Model]:
+    captured = ("compiled and captured", "captured") if device.type == "cuda" else ("eager",)
+    ways = {"full": (*captured, "eager")[:3], "merged + NSR": captured, "merged": captured}
+    # compiling takes so long that every way gets a process
+    return [Model(_build, (case, name, way, device)) for name, those in ways.items() for way in dict.fromkeys(those)]
 
 
-def _compiled_arms(case: Case) -> list[str]:
-    return [name for name, _, ways in _arms(on_gpu=True) if "compiled and captured" in ways]
-
-
-def _compile_arm(case: Case, name: str, device: torch.device) -> None:
-    (build,) = (build for arm, build, _ in _arms(on_gpu=True) if arm == name)
-    _step(build, "compiled", case, device)()
+def _build(case: Case, name: str, way: str, device: torch.device) -> dict[str, Callable[[], object]]:
+    build: Callable[[tuple[int, int]], Segmenter] = {
+        "full": models.full,
+        "merged": models.merged,
+        "merged + NSR": models.with_residual,
+    }[name]
+    torch.compiler.reset()
+    return {f"{name}, {way}": _step(build, way, case, device)}
 
 
 def _step(
@@ -112,7 +107,7 @@ def _step(
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with autocast(device, "bf16" if device.type == "cuda" else "fp32"):
+        with autocast(device, _precision(device)):
             output = run(image)
         pixel_cross_entropy(output, labels).backward()
         optimizer.step()

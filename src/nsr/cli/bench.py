@@ -17,6 +17,9 @@ app = typer.Typer(
 Device = Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")]
 Machine = Annotated[str | None, typer.Option(help="Name of this machine in the results.")]
 Results = Annotated[Path, typer.Option(help="Folder of the results.")]
+Limit = Annotated[
+    float | None, typer.Option(help="Seconds after which models that are still being compiled are left out.")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Tiny sizes and few calls: shows that everything runs.")]
 
 
@@ -58,26 +61,34 @@ def scale(
 
 @app.command()
 def tokens(
-    device: Device = None, machine: Machine = None, results: Results = Path("results"), quick: Quick = False
+    device: Device = None,
+    machine: Machine = None,
+    results: Results = Path("results"),
+    quick: Quick = False,
+    limit: Limit = None,
 ) -> None:
     """Images a second of merged ViTs, with and without NSR, against the full model and the limit."""
     from nsr.bench.tokens import CASES, CPU_CASES, LATENCY, QUICK, bench_tokens
 
     where = _device(device)
     cases = QUICK if quick else CASES + LATENCY if where.type == "cuda" else CPU_CASES
-    _show(bench_tokens(where, cases, machine=machine or _name(where), quick=quick), results)
+    _show(bench_tokens(where, cases, machine=machine or _name(where), quick=quick, limit=limit), results)
 
 
 @app.command()
 def train(
-    device: Device = None, machine: Machine = None, results: Results = Path("results"), quick: Quick = False
+    device: Device = None,
+    machine: Machine = None,
+    results: Results = Path("results"),
+    quick: Quick = False,
+    limit: Limit = None,
 ) -> None:
     """A training step of a ViT segmenter: full, merged, and merged with NSR."""
     from nsr.bench.train import CASES, CPU_CASES, QUICK, bench_train
 
     where = _device(device)
     cases = QUICK if quick else CASES if where.type == "cuda" else CPU_CASES
-    _show(bench_train(where, cases, machine=machine or _name(where), quick=quick), results)
+    _show(bench_train(where, cases, machine=machine or _name(where), quick=quick, limit=limit), results)
 
 
 def _device(name: str | None) -> "torch.device":

@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from torch._dynamo.utils import counters
 
 from nsr.data.segmentation.resident import load_resident
 from nsr.data.segmentation.shapes import shapes
 from nsr.tokens import MPM, MergedViT, PiToMe, Segmenter, TokenResidual, ToMe
+from nsr.training import segmentation_stack
 from nsr.training.pixel_loss import pixel_cross_entropy
 from nsr.training.segmentation import SegmentationProtocol, SegmentationTrainer, train
 from nsr.training.segmentation_feed import EpochDraws, ResidentFeed
@@ -66,6 +68,27 @@ def test_logits_and_gradients_are_those_of_the_models(rule) -> None:
             grad = alone[int(index)].get_parameter(own).grad
         scale = grad.abs().max().clamp(min=1e-3)
         torch.testing.assert_close(parameter.grad / scale, grad / scale, rtol=0, atol=1e-4, msg=name)
+
+
+@pytest.mark.slow
+def test_compiled_once_for_stacks_of_any_size(monkeypatch) -> None:
+    """As on a GPU; the compiler says nothing that would be an error here."""
+    monkeypatch.setattr(segmentation_stack, "_compiles", lambda x: True)
+    compiled = []
+    for rule, residuals in ((ToMe(r=3), RESIDUALS[:2]), (ToMe(r=4), RESIDUALS[:3])):
+        alone = models(rule, residuals)
+        stack = SegmenterStack(copy.deepcopy(alone))
+        image = torch.randn(3, 3, 32, 32)
+        logits = stack.patch_logits(image)
+        expected = torch.cat([model.patch_logits(image) for model in alone])
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+        for part in (logits, expected):
+            part.square().sum().backward()
+        weight = "vit.backbone.blocks.0.mlp.fc1.weight"
+        expected_grad = torch.stack([model.get_parameter(weight).grad for model in alone])
+        torch.testing.assert_close(stack.weights[weight].grad, expected_grad, rtol=1e-3, atol=1e-4)
+        compiled.append(counters["stats"]["unique_graphs"])
+    assert compiled[0] == compiled[1] > 0
 
 
 def test_trains_as_one_by_one() -> None:

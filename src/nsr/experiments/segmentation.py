@@ -153,7 +153,7 @@ class SegmentationLab:
             for branch in (branch for model in models for branch in model.vit.branches.values()):
                 branch.compile(dynamic=True)
         protocol = replace(protocol, seed=first.seed)
-        model = SegmenterStack(models) if self._stacks(protocol) or len(models) > 1 else models[0]
+        model = SegmenterStack(models) if len(models) > 1 else models[0]
         return SegmentationTrainer(model, self._feed(protocol), protocol, capture=capture, group=self.group)
 
     def run(
@@ -203,17 +203,16 @@ class SegmentationLab:
             raise ValueError(f"{self.task.name} {', '.join(diverged)}: the loss diverged. Try --precision fp32.")
 
     def stacks(self, cells: Sequence[SegmentationCell], protocol: SegmentationProtocol) -> list[list[SegmentationCell]]:
-        """Cells that are trained as one: on a GPU those that share rule, data order and initial weights."""
-        if not self._stacks(protocol):
+        """Cells that are trained as one: on a GPU those that share rule, data order and initial weights.
+
+        A group of processes shares the batches of one model, and loss scaling is a model's own.
+        """
+        if self.device.type != "cuda" or self.group.size > 1 or protocol.precision == "fp16":
             return [[cell] for cell in cells]
         stacks: dict[tuple, list[SegmentationCell]] = {}
         for cell in cells:
             stacks.setdefault((cell.merger, cell.point, cell.seed, cell.variant == "adapter"), []).append(cell)
         return list(stacks.values())
-
-    def _stacks(self, protocol: SegmentationProtocol) -> bool:
-        """Whether models are trained as stacks; a group shares the batches of one, loss scaling is one model's own."""
-        return self.device.type == "cuda" and self.group.size == 1 and protocol.precision != "fp16"
 
     def _before(self, cell: SegmentationCell, model: Segmenter, protocol: SegmentationProtocol) -> dict[str, float]:
         """What is measured before an adapter is trained: NSR starts at zero, so this is compression alone."""

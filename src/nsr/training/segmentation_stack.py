@@ -277,6 +277,10 @@ def _added_mlp(
     return x + _linear(hidden, weight_out, bias_out)
 
 
+def _compiles(x: Tensor) -> bool:
+    return x.is_cuda
+
+
 @cache
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return torch.compile(function)
@@ -291,7 +295,7 @@ def _run(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(*arguments: Tensor | torch.dtype) -> Tensor:
         x = arguments[0]
         assert isinstance(x, Tensor)
-        if not x.is_cuda:
+        if not _compiles(x):
             return function(*arguments)
         for tensor in arguments:
             if isinstance(tensor, Tensor):

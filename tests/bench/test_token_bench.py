@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from nsr.bench import token_models as models
 from nsr.bench.interleaved import interleaved
-from nsr.bench.side_by_side import Model, _await, _Host, _in_turn
+from nsr.bench.side_by_side import Model, _build, _Host, _in_turn
 from nsr.cli import app
 from nsr.tokens import MergedViT
 
@@ -66,7 +66,7 @@ def test_models_are_measured_in_processes_of_their_own() -> None:
     """One that cannot be built is left out and named; the others are measured all the same."""
     hosts = [_Host(Model(counting, (name, name == "b")), torch.device("cpu")) for name in "abc"]
     with pytest.warns(UserWarning, match="b, True could not be built"):
-        _await(hosts, 60)
+        _build(hosts, 2, 60)
     measured = _in_turn(hosts, 2, 0.0)
     for host in hosts:
         host.close()
@@ -75,8 +75,10 @@ def test_models_are_measured_in_processes_of_their_own() -> None:
 
 
 def test_a_model_that_takes_too_long_is_given_up() -> None:
-    host = _Host(Model(time.sleep, (60,)), torch.device("cpu"))  # type: ignore[arg-type]
-    with pytest.warns(UserWarning, match=r"60 was not built after 0\.1 s"):
-        _await([host], 0.1)
-    assert _in_turn([host], 2, 0.0) == {}
-    host.close()
+    hosts = [_Host(Model(time.sleep, (60 + k,)), torch.device("cpu")) for k in range(2)]  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=r"was not built after 0\.1 s") as warned:
+        _build(hosts, 1, 0.1)  # the second one is not even started
+    assert len(warned) == 2
+    assert _in_turn(hosts, 2, 0.0) == {}
+    for host in hosts:
+        host.close()

@@ -63,12 +63,12 @@ def measure_models(
     """
     if device.type != "cuda":
         return {case: _measure_here(models, device, rounds, seconds) for case, models in cases.items()}
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # of a process: there are many
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # of a process: there are many
     hosts = {case: [_Host(model, device) for model in models] for case, models in cases.items()}
     everyone = [host for those in hosts.values() for host in those]
     try:
         with _locked(fcntl.LOCK_SH):
-            _await(everyone, limit)
+            _build(everyone, os.cpu_count() or 1, limit)
         with _locked(fcntl.LOCK_EX):
             return {case: _in_turn(those, rounds, seconds) for case, those in hosts.items()}
     finally:
@@ -94,12 +94,16 @@ class _Host:
 
     def __init__(self, model: Model, device: torch.device) -> None:
         processes = multiprocessing.get_context("spawn")
-        self.connection, theirs = processes.Pipe()
+        self.connection, self._theirs = processes.Pipe()
         self.model = model
         self.peaks: dict[str, int | None] = {}
-        self._process = processes.Process(target=_serve, args=(theirs, model, device), daemon=True)
+        # no daemon: the compiler has processes of its own
+        self._process = processes.Process(target=_serve, args=(self._theirs, model, device))
+
+    def start(self) -> None:
+        """Begin to build."""
         self._process.start()
-        theirs.close()
+        self._theirs.close()
 
     def receive(self) -> None:
         """Take what the process has to say about its arms."""
@@ -111,7 +115,7 @@ class _Host:
     def give_up(self, limit: float | None) -> None:
         """End a process that took too long."""
         warnings.warn(f"{self._name()} was not built after {limit} s and is left out.", stacklevel=2)
-        self._process.kill()
+        self.close()
 
     def clock(self, name: str) -> Callable[[int], float]:
         """Milliseconds of some calls of one of its arms."""
@@ -123,27 +127,33 @@ class _Host:
         return ask
 
     def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.join()
+        """End it, if it was started."""
+        if self._process.pid is not None:
+            self._process.kill()
+            self._process.join()
 
     def _name(self) -> str:
         return ", ".join(map(str, self.model.arguments))
 
 
-def _await(hosts: list[_Host], limit: float | None) -> None:
-    """Wait until every process has built its model, or for as long as ``limit`` says."""
-    waiting = {host.connection: host for host in hosts}
+def _build(hosts: list[_Host], at_once: int, limit: float | None) -> None:
+    """Let every process build its model, the first ones first, for as long as ``limit`` says."""
+    waiting = list(hosts)
+    building: dict[Connection, _Host] = {}
     end = None if limit is None else time.monotonic() + limit
-    while waiting:
-        ready = wait(list(waiting), None if end is None else max(0.0, end - time.monotonic()))
+    while waiting or building:
+        while waiting and len(building) < at_once:
+            host = waiting.pop(0)
+            host.start()
+            building[host.connection] = host
+        ready = wait(list(building), None if end is None else max(0.0, end - time.monotonic()))
         if not ready:
-            for host in waiting.values():
+            for host in (*building.values(), *waiting):
                 host.give_up(limit)
             return
         for connection in ready:
             assert isinstance(connection, Connection)
-            waiting.pop(connection).receive()
+            building.pop(connection).receive()
 
 
 def _serve(connection: Connection, model: Model, device: torch.device) -> None:

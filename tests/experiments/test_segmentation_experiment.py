@@ -12,6 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from nsr.data.segmentation.shapes import shapes
+from nsr.data.segmentation.split import Split
 from nsr.experiments import segmentation as experiment
 from nsr.experiments import segmentation_runs as runs
 from nsr.experiments.merge_survey import cost, image_events, merged_share
@@ -338,3 +339,37 @@ def test_stacks_are_not_torn_apart() -> None:
     assert groups([5], 2) == [[0, 1], [2, 3], [4]]
     assert groups([1, 1, 1], 1) == [[0], [10], [20]]
     assert groups([], 4) == []
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("merger", "point"), [("tome", "3.4x"), ("pitome", "3.4x"), ("mpm", "3.3x")])
+def test_a_stack_on_real_images_computes_what_its_models_do(
+    data_dir: Path, tmp_path: Path, merger: str, point: str, device: str
+) -> None:
+    """In fp32: half precision changes who merges with whom, in a model alone no less than in a stack."""
+    if not (data_dir / "deit_tiny").is_dir() or not (data_dir / "voc2012").is_dir():
+        pytest.skip("DeiT-Tiny's weights or VOC are not in NSR_DATA")
+
+    def few(folder: Path, part: str) -> Split:
+        whole = TASKS["voc"].read(folder, part)
+        return Split(whole.name, whole.num_classes, whole.items[:4])
+
+    task = replace(TASKS["voc"], read=few)
+    lab = SegmentationLab(task, data_dir, tmp_path, torch.device(device))
+    cells = [SegmentationCell(merger, point, variant) for variant in ("original", "nsr")]
+    trainer = lab.trainer(cells, replace(task.protocol, batch=4, precision="fp32"))
+    for model in trainer.models:  # decoders at zero would hide the branches
+        for name, parameter in model.named_parameters():
+            if "decoder" in name:
+                torch.nn.init.normal_(parameter, std=0.02)
+    trainer.start_epoch()
+    with trainer.step.context():
+        image = trainer.feed.batch().image
+        stacked = trainer.model.patch_logits(image)
+        alone = torch.cat([model.patch_logits(image) for model in trainer.models])
+    trainer.step.wait()
+    agree = (stacked - alone).abs().amax(dim=(1, 2, 3)) < 1e-3  # shape: [2 models · 4 images]
+    # the last bits of a product can decide between two almost equal pairs, and then one image differs
+    assert agree.sum() >= (8 if device == "cpu" else 6)
+    assert not torch.allclose(*alone.chunk(2), atol=1e-2)

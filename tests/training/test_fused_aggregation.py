@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GATConv
 
 import nsr
@@ -37,6 +38,25 @@ def test_equal_to_pyg(backbone: Backbone, attached: bool) -> None:
     for number, ours in enumerate(replicas._gradients.values()):
         theirs = torch.stack([gradients[r * count + number] for r in range(3)]).float()
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("backbone", ["gcn", "sage", "gin"])
+def test_stays_fused_under_a_branch(backbone: Backbone) -> None:
+    """PyG generates a ``propagate`` when a layer is made or copied and writes it into the layer's class."""
+
+    class Sums(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.nsr.segment_sum.default
+            return func(*args, **(kwargs or {}))
+
+    layers = 2
+    model = fuse_aggregation(GraphModel(backbone, nn.Linear(6, 16), 16, 3, layers=layers))
+    nsr.attach(model, init="paper")
+    with Sums() as sums:
+        copy.deepcopy(model)(torch.randn(30, 6), torch.randint(30, (2, 90)))
+    assert sums.count == 2 * layers, "the layer's own sum and the branch's"
 
 
 def test_other_convs_are_refused() -> None:

@@ -15,29 +15,37 @@ from nsr.kernels import segment_sum, unit_coefficient
 M = TypeVar("M", bound=nn.Module)
 
 
-class _Fused:
-    """Mixed into a conv whose messages are its input rows, times ``edge_weight`` where it has one."""
-
-    def propagate(self, edge_index: Tensor, size: Any = None, **arguments: Any) -> Tensor:
-        x = arguments["x"][0] if isinstance(arguments["x"], tuple) else arguments["x"]
-        weight = arguments.get("edge_weight")
-        source, target = edge_index
-        t = (torch.ones_like(source, dtype=x.dtype) if weight is None else weight).unsqueeze(1)
-        if self.aggr == "mean":  # type: ignore[attr-defined]
-            t = unit_coefficient(t, source, target, x.shape[0]).square()  # 1 / K of ones
-        return segment_sum(x, source, target, t, x.shape[0])
+def _propagate(self: MessagePassing, edge_index: Tensor, size: Any = None, **arguments: Any) -> Tensor:
+    """The sum of a conv whose messages are its input rows, times ``edge_weight`` where it has one."""
+    x = arguments["x"][0] if isinstance(arguments["x"], tuple) else arguments["x"]
+    weight = arguments.get("edge_weight")
+    source, target = edge_index
+    t = (torch.ones_like(source, dtype=x.dtype) if weight is None else weight).unsqueeze(1)
+    if self.aggr == "mean":
+        t = unit_coefficient(t, source, target, x.shape[0]).square()  # 1 / K of ones
+    return segment_sum(x, source, target, t, x.shape[0])
 
 
-class FusedGCNConv(_Fused, GCNConv):
+# `propagate` stands in each class itself: PyG puts a generated one into every class that only inherits it, whenever an
+# instance is copied or unpickled, and the sum would be PyG's again without a word.
+
+
+class FusedGCNConv(GCNConv):
     """GCN over an edge index."""
 
+    propagate = _propagate
 
-class FusedSAGEConv(_Fused, SAGEConv):
+
+class FusedSAGEConv(SAGEConv):
     """GraphSAGE with mean or sum over an edge index."""
 
+    propagate = _propagate
 
-class FusedGINConv(_Fused, GINConv):
+
+class FusedGINConv(GINConv):
     """GIN over an edge index."""
+
+    propagate = _propagate
 
 
 _FUSED: dict[type, type] = {GCNConv: FusedGCNConv, SAGEConv: FusedSAGEConv, GINConv: FusedGINConv}

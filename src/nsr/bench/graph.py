@@ -3,7 +3,7 @@
 All arms of a graph run interleaved in one process: the plain GCN and GATv2, eager and compiled; the branch as the
 paper words it, eager and compiled; ``nsr.attach`` and nothing else; and the branch as the library trains it, on a GPU
 captured in a CUDA graph, in each precision of the gate's product, compiled too, and as ten replicas. Products are fp32
-unless an arm says TF32 or bf16. An arm that fails is recorded with its error.
+unless an arm says TF32 or bf16. An arm that fails is recorded with its error, a captured one with its kernels.
 """
 
 import multiprocessing
@@ -24,6 +24,7 @@ from nsr.bench import graph_steps as steps
 from nsr.bench.graph_cases import MINESWEEPER, QUICK, ROMAN_EMPIRE, TOLOKERS, GraphCase, edge_index
 from nsr.bench.interleaved import interleaved
 from nsr.bench.kernel_errors import kernel_errors
+from nsr.bench.kernel_times import kernel_times
 from nsr.experiments.record import Record, command_line, environment
 
 LAYERS, WIDTH, REPLICAS = 4, 128, 10
@@ -117,8 +118,7 @@ def _compile_beforehand(device: torch.device, names: list[str]) -> None:
     jobs = [(case, name) for case in cases(device, quick=False) for name in names]
     if not jobs:
         return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # imported once, not in every process
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=context) as pool:
         wait([pool.submit(_compile, case, name, device) for case, name in jobs])  # what fails here fails below, loudly
 
@@ -146,6 +146,8 @@ def _measure(task: steps.Task, arms: dict[str, Arm], quick: bool) -> dict[str, A
             "speed_up": reference and reference / timing.median * arms[name].replicas,
             "peak_bytes": peaks[name],
         }
+        if on_gpu and "captured" in name:
+            result[name]["kernels"] = kernel_times(built[name], task.device)
     return result
 
 

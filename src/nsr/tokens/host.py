@@ -57,6 +57,31 @@ def _why_not(backbone: nn.Module) -> str:
     return "it is not a timm VisionTransformer."
 
 
+def has_plain_parts(block: nn.Module) -> bool:
+    """Whether a block is nothing but its norms, attention and MLP: no scaling, no dropout, no gate, no norm of keys."""
+    if not isinstance(block, Block) or not isinstance(block.attn, Attention):
+        return False
+    attention = block.attn
+    idle = (
+        block.ls1,
+        block.ls2,
+        block.drop_path1,
+        block.drop_path2,
+        attention.q_norm,
+        attention.k_norm,
+        attention.norm,
+    )
+    drops = any(isinstance(part, nn.Dropout) and part.p for part in block.modules())
+    gated = getattr(attention, "gate", None) is not None
+    return all(isinstance(part, nn.Identity) for part in idle) and not drops and not gated
+
+
+def heads_of(block: nn.Module) -> int:
+    """Heads of a block's attention."""
+    assert isinstance(block, Block) and isinstance(block.attn, Attention)
+    return block.attn.num_heads
+
+
 def grid_of(backbone: VisionTransformer, image: Tensor) -> tuple[int, int]:
     """The patch grid of a batch of images.
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -46,7 +45,7 @@ class SegmenterStack:
         self.vit = models[0].vit
         assert all(model.vit.merger == self.vit.merger for model in models), "one rule"
         assert self.vit.merger is None or self.vit.merger.metric != "learned", "a learned metric is a model's own"
-        assert all(_is_plain(block) for block in self.vit.backbone.blocks), "nothing but norms, attention and MLP"
+        assert all(host.has_plain_parts(block) for block in self.vit.backbone.blocks)
         self.weights: dict[str, nn.Parameter] = {}
         for name, first in self.models[0].named_parameters():
             if name.startswith(_OWN):
@@ -124,12 +123,10 @@ class SegmenterStack:
             state = self._merge(index, state, events, state.x, grid)
             merges = False
         size = state.size if merger is not None and merger.proportional else None
-        attention = self.vit.backbone.blocks[index].attn
-        assert isinstance(attention, Attention)
         x, tokens = self._by_model(state.x), state.x.shape[1]
         with autocast_off(x):
             qkv = _run(_normed_linear)(x, *self._named(f"{name}.norm1"), *self._named(f"{name}.attn.qkv"), kind)
-            qkv = self._by_sample(qkv, tokens).unflatten(2, (3, attention.num_heads, -1))
+            qkv = self._by_sample(qkv, tokens).unflatten(2, (3, host.heads_of(self.vit.backbone.blocks[index]), -1))
             attended = self._by_model(sized_attention(qkv, size, state.valid).flatten(2))
             x = _run(_added_linear)(x, attended, *self._named(f"{name}.attn.proj"))
         state = state._replace(x=self._by_sample(x, tokens))
@@ -201,25 +198,6 @@ class SegmenterStack:
             spatial = model.vit.spatial
             restored.append(part if spatial is None else part + spatial(spread_codes(own, prefix)).to(part.dtype))
         return torch.cat(restored)
-
-
-def _is_plain(block: nn.Module) -> bool:
-    """Whether a block is what :meth:`SegmenterStack._step` computes."""
-    if not isinstance(block, Block) or not isinstance(block.attn, Attention):
-        return False
-    attention = block.attn
-    idle = (
-        block.ls1,
-        block.ls2,
-        block.drop_path1,
-        block.drop_path2,
-        attention.q_norm,
-        attention.k_norm,
-        attention.norm,
-    )
-    drops = any(isinstance(part, nn.Dropout) and part.p for part in block.modules())
-    gated = getattr(attention, "gate", None) is not None
-    return all(isinstance(part, nn.Identity) for part in idle) and not drops and not gated
 
 
 def _shares(plan: MergePlan, count: int) -> list[MergePlan]:

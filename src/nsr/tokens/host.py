@@ -78,7 +78,8 @@ def has_plain_parts(block: nn.Module) -> bool:
 
 def heads_of(block: nn.Module) -> int:
     """Heads of a block's attention."""
-    assert isinstance(block, Block) and isinstance(block.attn, Attention)
+    assert isinstance(block, Block)
+    assert isinstance(block.attn, Attention)
     return block.attn.num_heads
 
 

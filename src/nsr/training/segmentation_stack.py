@@ -45,7 +45,8 @@ class SegmenterStack:
         self.vit = models[0].vit
         assert all(model.vit.merger == self.vit.merger for model in models), "one rule"
         assert self.vit.merger is None or self.vit.merger.metric != "learned", "a learned metric is a model's own"
-        assert all(host.has_plain_parts(block) for block in self.vit.backbone.blocks)
+        blocks = self.vit.backbone.blocks
+        assert all(host.has_plain_parts(block) for block in blocks), "nothing but norms, attention and MLP"
         self.weights: dict[str, nn.Parameter] = {}
         for name, first in self.models[0].named_parameters():
             if name.startswith(_OWN):

@@ -14,7 +14,7 @@ from nsr.training.capture import CapturedStep
 from nsr.training.molecules import train_molecules
 from nsr.training.nodes import node_run, train_nodes
 from nsr.training.plateau import PlateauRule
-from nsr.training.tree import train_trees
+from nsr.training.tree import _Trainer, train_trees
 
 pytestmark = pytest.mark.gpu
 DEVICES = (torch.device("cpu"), torch.device("cuda"))
@@ -79,6 +79,21 @@ def test_trees(backbone: Backbone) -> None:
     ]
     for ours, theirs in zip(found[1].train_accuracy, found[0].train_accuracy, strict=True):
         assert ours == pytest.approx(theirs, abs=0.03)
+
+
+@pytest.mark.parametrize("trees_per_batch", [None, 5])
+def test_trees_see_the_same_order_in_every_epoch(trees_per_batch: int | None) -> None:
+    rule = PlateauRule("max", rate=3e-3, patience=100, stop_after=1000, perfect=1.0)
+    models = [[build("gcn", nn.Linear(10, 32), 4, "root", device)] for device in DEVICES]
+    on_cpu, on_gpu = (
+        _Trainer(model, [tree_task(2)], rule, trees_per_batch, device)
+        for model, device in zip(models, DEVICES, strict=True)
+    )
+    for number in range(12):  # captured from the fourth on
+        on_cpu.epoch(number)
+        on_gpu.epoch(number)
+        assert torch.equal(on_gpu.order.cpu(), on_cpu.order)
+        assert torch.equal(on_gpu.queries.values.cpu(), on_cpu.queries.values)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)

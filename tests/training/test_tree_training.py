@@ -51,6 +51,19 @@ def test_an_epoch_sees_every_training_sample_once(trees_per_batch: int | None) -
     assert sorted(counted) == sorted(task.train.tolist())
 
 
+@pytest.mark.parametrize("trees_per_batch", [None, 5])
+def test_every_epoch_has_an_order_of_its_own(trees_per_batch: int | None) -> None:
+    """With the same batches again and again a model learns more slowly, and by heart."""
+    trainer = _Trainer([build("gcn", "nsr", 11)], [tree_task(2)], RULE, trees_per_batch, torch.device("cpu"))
+    orders = []
+    for number in range(5):
+        trainer.epoch(number)
+        orders.append(tuple(trainer.order.flatten().tolist()))
+    assert len(set(orders)) == 5
+    trainer.epoch(1)
+    assert tuple(trainer.order.flatten().tolist()) == orders[1]
+
+
 def test_interrupted_and_resumed_equals_run_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
 

@@ -1,0 +1,108 @@
+"""How far the tree's kernels are from plain operators; as a program, under Triton's interpreter, printed as JSON.
+
+A program of its own, because Triton decides when a kernel is defined whether it is interpreted:
+``TRITON_INTERPRET=1 python trees_compared.py``.
+"""
+
+import json
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nsr.data.tree import tree_task
+from nsr.experiments.graph_models import Variant, graph_model
+from nsr.graph.models import Backbone
+from nsr.training import adam_kernel
+from nsr.training.replicas import Replicas, adam_rows
+from nsr.training.tree_batches import grouped, sampled
+from nsr.training.tree_fused import FusedParts
+from nsr.training.tree_model import TreeModel, kind_of
+
+SEEDS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch of ``trees`` different trees: single samples, or the trees with all of their queries."""
+
+    backbone: Backbone
+    variant: Variant
+    width: int = 16
+    depth: int = 2
+    trees: int = 5
+    whole_trees: bool = False
+
+
+CASES = {
+    "gcn": Case("gcn", "original"),
+    "gcn + nsr": Case("gcn", "nsr"),
+    "sage": Case("sage", "original"),
+    "sage + nsr": Case("sage", "nsr"),
+    "gin": Case("gin", "original"),
+    "gin + nsr": Case("gin", "nsr"),
+    "gcn + nsr, deep, whole trees": Case("gcn", "nsr", depth=5, trees=1, whole_trees=True),
+    "gin + nsr, whole trees": Case("gin", "nsr", trees=3, whole_trees=True),
+}
+
+
+def results(case: Case, fused: bool, device: str = "cpu") -> dict[str, Tensor]:
+    """Loss, right answers, each gradient, logits at rest and BatchNorm's statistics after one batch."""
+    leaves, layers = 2**case.depth, case.depth + 1
+    models = [
+        graph_model(
+            case.backbone,
+            case.variant,
+            lambda w: nn.Linear(2 * (leaves + 1), w),
+            seed=seed,
+            width=case.width,
+            outputs=leaves,
+            layers=layers,
+            readout="root",
+        )
+        for seed in SEEDS
+    ]
+    replicas = Replicas(models, device)
+    generator = torch.Generator().manual_seed(0)
+    permutations = torch.from_numpy(tree_task(case.depth).permutations).expand(len(SEEDS), -1, -1).to(device)
+    if case.whole_trees:
+        trees = torch.stack([torch.randperm(permutations.shape[1], generator=generator)[: case.trees] for _ in SEEDS])
+        samples = (trees.unsqueeze(2) * leaves + torch.arange(leaves)).flatten(1).to(device)
+    else:
+        samples = torch.randint(case.trees * leaves, (len(SEEDS), 18), generator=generator).to(device)
+    count = (torch.rand(samples.shape, generator=generator) < 0.8).float().to(device)
+    make = grouped if case.whole_trees else lambda *batch: sampled(*batch, case.trees)
+    batch = make(permutations, samples, count)
+    parts = FusedParts(kind_of(models[0]), replicas, layers) if fused else None
+    model = TreeModel(models[0], case.depth, case.trees, samples.shape[1], device, parts)
+    losses, right = model.loss(replicas.parameters | replicas.buffers, batch)
+    replicas.backward(losses)
+    logits = model.logits(replicas.parameters | replicas.buffers, batch)
+    gradients = {name: replicas._gradients[name] for name in replicas.parameters}
+    return {"loss": losses.detach(), "right": right, "logits": logits.detach(), **gradients, **replicas.buffers}
+
+
+def error(case: Case, device: str = "cpu") -> float:
+    """The largest difference of any result, relative to its largest value; 1e-6 of anything is nothing."""
+    ours, plain = results(case, True, device), results(case, False, device)
+    assert ours.keys() == plain.keys()
+    return max(float((ours[name] - plain[name]).abs().max() / (plain[name].abs().max() + 1e-2)) for name in plain)
+
+
+def adam_error(rows: int, length: int, weight_decay: float) -> float:
+    """How far three steps of the kernel are from the plain ones."""
+    generator = torch.Generator().manual_seed(0)
+    plain = [torch.randn(rows, length, generator=generator) for _ in range(2)] + [torch.zeros(rows, length)] * 2
+    ours = [tensor.clone() for tensor in plain]
+    plain = [tensor.clone() for tensor in plain]
+    rate = torch.linspace(0, 1e-2, rows)
+    for step in range(1, 4):
+        for adam, tensors in ((adam_kernel.adam_rows, ours), (adam_rows, plain)):
+            adam(*tensors, torch.tensor(float(step)), rate, weight_decay, (0.9, 0.999), 1e-8)
+    return max(float((a - b).abs().max()) for a, b in zip(ours, plain, strict=True))
+
+
+if __name__ == "__main__":
+    found = {name: error(case) for name, case in CASES.items()}
+    found |= {f"adam {decay}": adam_error(3, 1100, decay) for decay in (0.0, 0.1)}
+    print(json.dumps(found))

@@ -9,7 +9,6 @@ from nsr.tokens.attention import (
     biased_attention,
     biased_attention_reference,
     key_bias,
-    packed_attention,
     sized_attention,
 )
 
@@ -104,7 +103,6 @@ def test_sizes_and_padding_become_the_bias_of_each_key():
     valid = torch.arange(7) < torch.tensor([[7], [4]])
     expected = biased_attention(*qkv.permute(2, 0, 3, 1, 4).unbind(0), key_bias(size, valid)).transpose(1, 2)
     assert torch.equal(sized_attention(qkv, size, valid), expected)
-    assert torch.equal(packed_attention(qkv, key_bias(size, valid)), expected)
     padded = qkv.clone()
     padded[1, 4:] = torch.randn(3, 3, 2, 8)
     assert torch.equal(sized_attention(padded, size, valid)[1, :4], expected[1, :4])

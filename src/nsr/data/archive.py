@@ -27,7 +27,8 @@ def unpack(archive: Path, folder: Path) -> None:
             raise ValueError(f"{archive} is neither a tar nor a zip archive.")
     except tarfile.FilterError as error:
         raise ValueError(f"{archive} is not safe to unpack: {error}") from error
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, RuntimeError) as error:
+        # RuntimeError is zipfile's word for a password or a compression that it does not know
         raise ValueError(f"{archive} is damaged ({error}); fetch it anew.") from error
 
 

@@ -64,14 +64,6 @@ def sized_attention(qkv: Tensor, size: Tensor | None, valid: Tensor | None, drop
     return biased_attention(q, k, v, key_bias(size, valid), dropout).transpose(1, 2)
 
 
-def packed_attention(qkv: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
-    """The same from the bias ``[B, N]`` of each key."""
-    if bias is not None and _in_kernel(qkv, bias, dropout):
-        return kernels.attention(qkv, bias.exp())
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    return biased_attention(q, k, v, bias, dropout).transpose(1, 2)
-
-
 def _in_kernel(qkv: Tensor, of_keys: Tensor | None, dropout: float) -> bool:
     """Whether the kernel can do it: half precision, no gradient to what weighs the keys."""
     half = qkv.dtype in (torch.float16, torch.bfloat16)

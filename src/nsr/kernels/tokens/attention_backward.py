@@ -13,29 +13,10 @@ Weights of keys get no gradient: sizes are counts. Sums run in a fixed order, no
 import triton
 import triton.language as tl
 
+from nsr.kernels.tokens.attention_kernels import count_of, load_tile
 from nsr.kernels.tokens.blocks import dot
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def load_tile(ptr, row, stride, length, d, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr):
-    """Some rows of one head, ``[row, d]``; ``WHOLE`` says that none lies outside."""
-    at = row[:, None] * stride + d[None, :]
-    if WHOLE and WIDTH == BLOCK_D:
-        return tl.load(ptr + at)
-    else:
-        return tl.load(ptr + at, mask=(row < length)[:, None] & (d < WIDTH)[None, :], other=0.0)
-
-
-@triton.jit
-def count_of(count_ptr, first, length, COUNTED: tl.constexpr):
-    """Tokens of a sample; 0 for a tile that begins behind them."""
-    if COUNTED:
-        count = tl.load(count_ptr)
-        return tl.where(first < count, count, 0)
-    else:
-        return length
 
 
 @triton.jit

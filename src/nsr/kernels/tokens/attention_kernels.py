@@ -10,6 +10,26 @@ from nsr.kernels.tokens.blocks import dot
 
 
 @triton.jit
+def load_tile(ptr, row, stride, length, d, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr):
+    """Some rows of one head, ``[row, d]``; ``WHOLE`` says that none lies outside."""
+    at = row[:, None] * stride + d[None, :]
+    if WHOLE and WIDTH == BLOCK_D:
+        return tl.load(ptr + at)
+    else:
+        return tl.load(ptr + at, mask=(row < length)[:, None] & (d < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def count_of(count_ptr, first, length, COUNTED: tl.constexpr):
+    """Tokens of a sample; 0 for a tile that begins behind them."""
+    if COUNTED:
+        count = tl.load(count_ptr)
+        return tl.where(first < count, count, 0)
+    else:
+        return length
+
+
+@triton.jit
 def fold_keys(
     q,
     state,
@@ -32,13 +52,8 @@ def fold_keys(
     d = tl.arange(0, BLOCK_D)
     for first in range(begin, end, BLOCK_K):
         j = first + tl.arange(0, BLOCK_K)
-        if WHOLE and WIDTH == BLOCK_D:
-            k = tl.load(k_ptr + j[:, None] * x_row + d[None, :])
-            v = tl.load(v_ptr + j[:, None] * x_row + d[None, :])
-        else:
-            mask = (j < length)[:, None] & (d < WIDTH)[None, :]
-            k = tl.load(k_ptr + j[:, None] * x_row + d[None, :], mask=mask, other=0.0)
-            v = tl.load(v_ptr + j[:, None] * x_row + d[None, :], mask=mask, other=0.0)
+        k = load_tile(k_ptr, j, x_row, length, d, WIDTH, BLOCK_D, WHOLE)
+        v = load_tile(v_ptr, j, x_row, length, d, WIDTH, BLOCK_D, WHOLE)
         score = dot(q, tl.trans(k), "ieee") * scale
         if not WHOLE:
             score = tl.where((j < length)[None, :], score, float("-inf"))
@@ -89,18 +104,13 @@ def attend(
     weight_ptr += sample * length
     i = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     d = tl.arange(0, BLOCK_D)
-    end = length
-    if COUNTED:
-        end = tl.load(count_ptr + sample)
-    q_mask = (i < end)[:, None] & (d < WIDTH)[None, :]
-    q = tl.load(q_ptr + i[:, None] * x_row + d[None, :], mask=q_mask, other=0.0)
+    end = count_of(count_ptr + sample, tl.program_id(0) * BLOCK_Q, length, COUNTED)
+    q = load_tile(q_ptr, i, x_row, end, d, WIDTH, BLOCK_D, False)
     state = (
         tl.full([BLOCK_Q], float("-inf"), tl.float32),
         tl.zeros([BLOCK_Q], tl.float32),
         tl.zeros([BLOCK_Q, BLOCK_D], tl.float32),
     )
-    if COUNTED:  # nothing to do for a tile of padding
-        end = tl.where(tl.program_id(0) * BLOCK_Q < end, end, 0)
     border = end // BLOCK_K * BLOCK_K
     state = fold_keys(
         q, state, k_ptr, v_ptr, weight_ptr, x_row, 0, border, end, scale, WIDTH, BLOCK_D, BLOCK_K, WEIGHTED, True

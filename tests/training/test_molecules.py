@@ -69,7 +69,7 @@ def plain_batch(molecules: Molecules, chosen: list[int]) -> tuple[torch.Tensor, 
 def test_gathered_batches_hold_their_graphs() -> None:
     store = MoleculeStore(DATA["train"], torch.device("cpu"))
     chosen, real = torch.tensor([4, 0, 17, 5]), torch.tensor([True, True, True, False])
-    nodes, edges = store.sizes(torch.tensor([[4, 0, 17, 5], [1, 2, 3, 6]]))
+    nodes, edges = store.sizes(torch.tensor([[4, 0, 17, 5], [1, 2, 3, 6]]), real)
     batch = store.gather(chosen, real, nodes, edges)
     atom, edge_index, graph, y = plain_batch(DATA["train"], [4, 0, 17])
     count = len(atom)

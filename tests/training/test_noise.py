@@ -1,12 +1,14 @@
 """Hashed noise is uniform, repeatable, and different wherever it should be."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
-from nsr.training import noise
 from nsr.training.noise import SeededDropout, key_of, mix, mixed_positions, permutation, seed_dropout, uniform_bits
 
 
@@ -83,6 +85,14 @@ def test_replicas_draw_what_each_would_draw_alone() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_compiled_mask_equals_the_plain_one() -> None:
-    x, key = torch.randn(2, 500), torch.tensor([5, -7], dtype=torch.int32)
-    assert torch.equal(noise._masked_in_one_kernel(x, key, 0.3), noise._masked(x, key, 0.3))
+def test_the_kernel_makes_the_plain_mask() -> None:
+    program = (
+        "import torch\n"
+        "from nsr.training import noise, noise_kernel\n"
+        "x, key = torch.randn(3, 5000), torch.tensor([5, -7, 2**31 - 1], dtype=torch.int32)\n"
+        "for p in (0.1, 0.3, 0.5, 0.9):\n"
+        "    assert torch.equal(noise_kernel.masked(x, key, p), noise.masked(x, key, p)), p\n"
+    )
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]

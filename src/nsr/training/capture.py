@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import torch
 
+from nsr.training.captured_orders import shared_orders
+
 _WARM_UP = 3
 
 
@@ -46,7 +48,7 @@ class CapturedStep:
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph), shared_orders():
                 self.step()
         except RuntimeError as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):

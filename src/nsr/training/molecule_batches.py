@@ -56,9 +56,14 @@ class MoleculeStore:
     def __len__(self) -> int:
         return len(self.num_nodes)
 
-    def sizes(self, batches: Tensor) -> tuple[int, int]:
-        """Nodes (one to spare, and a multiple of 256) and edges that hold every one of the batches ``[..., B]``."""
-        nodes, edges = (int(count[batches].sum(-1).max()) for count in (self.num_nodes, self.num_edges))
+    def sizes(self, batches: Tensor, real: Tensor) -> tuple[int, int]:
+        """Nodes (one to spare, and a multiple of 256) and edges that hold every one of the batches.
+
+        Args:
+            batches: Which graphs, ``[..., B]``.
+            real: False for a place in a batch that stays empty; broadcasts to ``[..., B]``.
+        """
+        nodes, edges = (int((count[batches] * real).sum(-1).max()) for count in (self.num_nodes, self.num_edges))
         return -(-(nodes + 1) // 256) * 256, edges
 
     def gather(self, chosen: Tensor, real: Tensor, nodes: int, edges: int) -> Batch:
@@ -81,8 +86,8 @@ class MoleculeStore:
     def everything(self) -> Batch:
         """The whole split as one batch."""
         every = torch.arange(len(self), device=self.y.device)
-        nodes, edges = self.sizes(every)
-        return self.gather(every, torch.ones_like(every, dtype=torch.bool), nodes, edges)
+        real = torch.ones_like(every, dtype=torch.bool)
+        return self.gather(every, real, *self.sizes(every, real))
 
 
 def _places(counts: Tensor, first: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:

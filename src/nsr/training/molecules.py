@@ -114,7 +114,7 @@ class _Trainer:
         # A batch that is not full is filled up with graphs that do not count.
         self.orders = torch.nn.functional.pad(order, (0, empty)).view(epochs, self.steps, batch)
         self.counted = torch.arange(self.steps * batch, device=device).view(self.steps, batch) < len(self.store)
-        self.size = self.store.sizes(self.orders)
+        self.size = self.store.sizes(self.orders, self.counted)
         self.order = self.orders[0].clone()
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.device, self.replicas = device, Replicas(models, device)

@@ -6,6 +6,7 @@ own, on any device, in any company, and a run that is resumed at step ``n`` goes
 """
 
 import math
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
@@ -83,19 +84,19 @@ class SeededDropout(nn.Module):
         return _dropout(x.reshape(1, -1), key.view(1), self.p).view(x.shape)
 
 
-def _masked(x: Tensor, key: Tensor, p: float) -> Tensor:
+def masked(x: Tensor, key: Tensor, p: float) -> Tensor:
     """Dropout of rows ``[R, n]``, each with a mask from its own key ``[R]``."""
     bits = uniform_bits(mixed_positions(x.shape[1:], x.device), key.unsqueeze(1))
     return torch.where(bits >= round(p * 2**32) - 2**31, x / (1 - p), 0.0)
 
 
-# On a GPU the dozen operations of the hash become one kernel.
-_masked_in_one_kernel = torch.compile(_masked)
-
-
 @torch.library.custom_op("nsr::seeded_dropout", mutates_args=())
 def _dropout(x: Tensor, key: Tensor, p: float) -> Tensor:
-    return _masked_in_one_kernel(x, key, p) if x.is_cuda else _masked(x, key, p)
+    if not x.is_cuda or find_spec("triton") is None:
+        return masked(x, key, p)
+    from nsr.training import noise_kernel  # the dozen operations of the hash as one kernel
+
+    return noise_kernel.masked(x, key, p)
 
 
 @_dropout.register_fake

@@ -44,7 +44,7 @@ class Replicas:
 
     Attributes:
         parameters: Views of the rows by name, each ``[R, ...]``.
-        buffers: Stacked buffers by name, each ``[R, ...]``.
+        buffers: Stacked buffers by name, each ``[R, ...]``; without constants of the model, which stay in the template.
         rows: The parameters of each replica in one row, ``[R, P]``.
     """
 
@@ -57,7 +57,8 @@ class Replicas:
         if any(own != shapes[0] for own in shapes):
             raise ValueError("The replicas differ in structure; build all of them from one configuration.")
         self.count = len(models)
-        self.buffers = {name: torch.stack([b[name] for b in buffers]).to(device) for name in buffers[0]}
+        stacked = {name: torch.stack([b[name] for b in buffers]).to(device) for name in buffers[0]}
+        self.buffers = {name: values for name, values in stacked.items() if not _constant(name, values)}
         self.rows = torch.zeros(self.count, sum(_padded(s) for s in shapes[0].values()), device=device)
         self.gradient, self.first, self.second = (torch.zeros_like(self.rows) for _ in range(3))
         self.steps = torch.zeros((), device=device)
@@ -144,7 +145,8 @@ class Replicas:
     def module(self, replica: int) -> nn.Module:
         """The template with the weights of one replica: a plain model again."""
         stacked = self.parameters | self.buffers
-        self.template.load_state_dict({name: stacked[name][replica].detach() for name in self.template.state_dict()})
+        own = {name: values[replica].detach() for name, values in stacked.items()}
+        self.template.load_state_dict(self.template.state_dict() | own)
         return self.template
 
     def weights(self) -> list[Tensor]:
@@ -194,6 +196,15 @@ def adam_rows(
     size = rate.unsqueeze(1) / (1 - betas[0] ** steps)
     denominator = (second / (1 - betas[1] ** steps)).sqrt().add(eps)
     weights.sub_(size * first / denominator)
+
+
+def _constant(name: str, values: Tensor) -> bool:
+    """Whether a stacked buffer is GIN's ``eps``, never written and the same for all.
+
+    Coefficients that are made of it would otherwise count as each replica's own, and every replica would need kernels
+    of its own.
+    """
+    return name.rpartition(".")[2] == "eps" and bool((values == values[0]).all())
 
 
 def _cut(rows: Tensor, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:

@@ -57,8 +57,8 @@ class Replicas:
         if any(own != shapes[0] for own in shapes):
             raise ValueError("The replicas differ in structure; build all of them from one configuration.")
         self.count = len(models)
-        stacked = {name: torch.stack([b[name] for b in buffers]).to(device) for name in buffers[0]}
-        self.buffers = {name: values for name, values in stacked.items() if not _constant(name, values)}
+        every = {name: torch.stack([b[name] for b in buffers]).to(device) for name in buffers[0]}
+        self.buffers = {name: values for name, values in every.items() if not _constant(name, values)}
         self.rows = torch.zeros(self.count, sum(_padded(s) for s in shapes[0].values()), device=device)
         self.gradient, self.first, self.second = (torch.zeros_like(self.rows) for _ in range(3))
         self.steps = torch.zeros((), device=device)

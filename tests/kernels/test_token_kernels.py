@@ -18,7 +18,7 @@ GROUPS = [
     ("check_tome", "check_descending"),
     ("check_features", "check_pitome", "check_mpm"),
     ("check_merge", "check_merge_gradient", "check_residual_gradient", "check_spread", "check_unmerge"),
-    ("check_attention", "check_model"),
+    ("check_attention", "check_beside", "check_model"),
 ]
 
 
@@ -71,7 +71,7 @@ def test_operators_describe_their_outputs_to_the_compiler() -> None:
         codes = kernels.spread([torch.empty(2, 21, 8)], [layout], 1)
     assert group.shape == (2, 21)
     assert group.dtype == torch.int64
-    assert [part.shape for part in layout[1:]] == [(2, 21), (2, 21), (2, 16), (2, 15)]
+    assert [part.shape for part in layout[1:]] == [(2, 21), (2, 21), (2, 16), (2, 15), (2, 0), (2, 0), (2, 0)]
     assert merged.shape == (2, 15, 16)
     assert merged.dtype == torch.bfloat16
     assert attended.shape == (2, 21, 4, 16)

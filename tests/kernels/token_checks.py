@@ -15,10 +15,11 @@ os.environ["TRITON_INTERPRET"] = "1" if sys.argv[1] == "cpu" else "0"
 import timm
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nsr.kernels import tokens as kernels
 from nsr.tokens import MPM, MergedViT, MergePlan, PiToMe, TokenBranch, TokenResidual, ToMe
-from nsr.tokens.attention import biased_attention_reference
+from nsr.tokens.attention import biased_attention_reference, sized_attention
 from nsr.tokens.branch import EventCodes, spread_codes
 from nsr.tokens.matching import descending
 from nsr.tokens.mpm import mpm_plan, nearest_other
@@ -276,6 +277,26 @@ def counted_attention(qkv: Tensor, weight: Tensor, to_out: Tensor) -> None:
         )
         assert not out[sample, count:].any()
         assert not grad[sample, count:].any()
+
+
+def check_beside() -> None:
+    """Attention with the matching beside it is one after the other."""
+    length, heads, width, prefix = 70, 3, 16, 1
+    proj, bias = torch.randn(40, heads * width).bfloat16(), torch.randn(40).bfloat16()
+    for size in (None, torch.randint(1, 9, (2, length)).float()):
+        qkv = torch.randn(2, length, 3, heads, width).bfloat16()
+        with kernels.token_kernels(True):
+            expected = functional.linear(sized_attention(qkv, size, None).flatten(2), proj, bias)
+            plan = tome_plan(qkv[:, :, 1].transpose(1, 2), 20, size=size, num_prefix=prefix)
+            assert plan is not None
+            out, layout = kernels.attend_beside(qkv, size, proj, bias, kernels.Matching(20, prefix, size))
+            assert torch.equal(out, expected)
+            expected = plan.layout
+            assert expected is not None
+            empty = layout.member < 0
+            assert torch.equal(empty, expected.member < 0)
+            for mine, other in zip(layout, expected, strict=True):
+                assert torch.equal(mine, other) or torch.equal(mine[~empty], other[~empty])
 
 
 def check_model() -> None:

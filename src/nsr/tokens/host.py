@@ -12,7 +12,7 @@ from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nsr.kernels.tokens import use_kernels
+from nsr.kernels.tokens import GroupLayout, Matching, attend_beside, use_kernels
 from nsr.tokens.attention import biased_attention, key_bias, sized_attention
 
 
@@ -143,17 +143,29 @@ class Attended(NamedTuple):
         x: ``x + attn(norm1(x))``, ``[B, N, D]``.
         normed: ``norm1(x)``, ``[B, N, D]``.
         keys: ``[B, H, N, d_h]``, after any k-norm.
+        layout: The groups that these keys make, where they were matched beside the attention.
     """
 
     x: Tensor
     normed: Tensor
     keys: Tensor
+    layout: GroupLayout | None = None
 
 
-def attention_half(block: Block, x: Tensor, size: Tensor | None, valid: Tensor | None) -> Attended:
-    """``x + attn(norm1(x))``, each key counted ``size`` times; ``valid`` is ``False`` at padding: ``[B, N]`` both."""
+def attention_half(
+    block: Block, x: Tensor, size: Tensor | None, valid: Tensor | None, matching: Matching | None = None
+) -> Attended:
+    """``x + attn(norm1(x))``, each key counted ``size`` times; ``valid`` is ``False`` at padding: ``[B, N]`` both.
+
+    Where ``matching`` is given and the kernels can, the keys are matched meanwhile.
+    """
     assert isinstance(block.attn, Attention)
     normed = block.norm1(x)
+    if matching is not None and valid is None and _can_match(block.attn, normed):
+        qkv = _qkv(block.attn, normed)
+        proj = block.attn.proj
+        out, layout = attend_beside(qkv, size, proj.weight, proj.bias, matching)
+        return Attended(x + block.drop_path1(block.ls1(out)), normed, qkv[:, :, 1].transpose(1, 2), layout)
     out, keys = _attend(block.attn, normed, size, valid)
     return Attended(x + block.drop_path1(block.ls1(out)), normed, keys)
 
@@ -163,9 +175,22 @@ def mlp_half(block: Block, x: Tensor) -> Tensor:
     return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
 
 
+def _can_match(attn: Attention, x: Tensor) -> bool:
+    """Whether attention and its projection are nothing but that, in half precision, and nobody wants a gradient."""
+    plain = all(isinstance(part, nn.Identity) for part in (attn.q_norm, attn.k_norm, attn.norm))
+    plain = plain and getattr(attn, "gate", None) is None and type(attn.proj) is nn.Linear
+    half = x.dtype == attn.proj.weight.dtype in (torch.float16, torch.bfloat16)
+    return plain and half and not attn.training and not torch.is_grad_enabled() and use_kernels(x)
+
+
+def _qkv(attn: Attention, x: Tensor) -> Tensor:
+    # shape: [B, N, D] -> [B, N, 3, H, d_h]
+    return attn.qkv(x).reshape(*x.shape[:2], 3, attn.num_heads, -1)
+
+
 def _attend(attn: Attention, x: Tensor, size: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     batch, tokens, _ = x.shape
-    qkv = attn.qkv(x).reshape(batch, tokens, 3, attn.num_heads, -1)
+    qkv = _qkv(attn, x)
     dropout = attn.attn_drop.p if attn.training else 0.0
     if isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity):
         out = sized_attention(qkv, size, valid, dropout)  # shape: [B, N, H, d_h]

@@ -78,7 +78,7 @@ def tome_plan(metric: Tensor, r: int, *, size: Tensor | None = None, num_prefix:
         return None
     if kernels.use_kernels(metric):
         layout = kernels.tome_layout(heads_of(metric).detach(), None if size is None else size.detach(), r, num_prefix)
-        return MergePlan(layout.group, layout.share, length - r, 2 * r, size=layout.size, layout=layout)
+        return laid_out_plan(layout)
     at_a, at_b = alternate(length, num_prefix, metric.device)
     features = grid_features(compared(metric))
     best, partner = grid_cosine(features[:, at_a], features[:, at_b]).max(dim=-1)  # shape: [B, A]
@@ -91,3 +91,9 @@ def tome_plan(metric: Tensor, r: int, *, size: Tensor | None = None, num_prefix:
         num_prefix=num_prefix,
         size=size,
     )
+
+
+def laid_out_plan(layout: kernels.GroupLayout) -> MergePlan:
+    """ToMe's plan whose groups a kernel has found."""
+    length, num_groups = layout.group.shape[1], layout.size.shape[1]
+    return MergePlan(layout.group, layout.share, num_groups, 2 * (length - num_groups), size=layout.size, layout=layout)

@@ -26,6 +26,7 @@ from nsr.tokens.branch import EventCodes, SpatialDecoder, TokenBranch, TokenResi
 from nsr.tokens.dtem import DTEM
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.rule import MergeRule
+from nsr.tokens.tome import ToMe, laid_out_plan
 
 Observer = Callable[[int, Tensor, MergePlan], None]
 
@@ -221,11 +222,21 @@ class MergedViT(nn.Module):
         size = state.size if merger is not None and merger.proportional else None
         if size is None and state.valid is None and not merges:
             return state._replace(x=block(state.x))
-        attended = host.attention_half(block, state.x, size, state.valid)
+        matching = self._matching(index, state) if merges else None
+        attended = host.attention_half(block, state.x, size, state.valid, matching)
         state = state._replace(x=attended.x)
         if merges:
-            state = self._merge(index, state, self._metric(index, attended), grid, observe)
+            plan = None if attended.layout is None else laid_out_plan(attended.layout)
+            state = self._merge(index, state, self._metric(index, attended), grid, observe, plan)
         return state._replace(x=host.mlp_half(block, state.x))
+
+    def _matching(self, index: int, state: TokenState) -> kernels.Matching | None:
+        """What can be matched beside the attention; ``None`` where the rule has no kernel for it, or no event."""
+        if not isinstance(self.merger, ToMe):
+            return None
+        prefix = self.num_prefix_tokens
+        r = self.merger.merge_count(index, state.x.shape[1] - prefix, self.depth)
+        return kernels.Matching(r, prefix, state.size) if r else None
 
     def _metric(self, index: int, attended: host.Attended) -> Tensor:
         """What the rule compares, ``[B, N, E]``; keys with their heads, ``[B, H, N, E]``."""
@@ -237,19 +248,27 @@ class MergedViT(nn.Module):
         return attended.x
 
     def _merge(
-        self, index: int, state: TokenState, metric: Tensor, grid: tuple[int, int], observe: Observer | None
+        self,
+        index: int,
+        state: TokenState,
+        metric: Tensor,
+        grid: tuple[int, int],
+        observe: Observer | None,
+        plan: MergePlan | None = None,
     ) -> TokenState:
+        """The merge event of a block, by ``plan`` where it has been made already."""
         assert self.merger is not None
         prefix = self.num_prefix_tokens
-        plan = self.merger.plan(
-            metric,
-            layer=index,
-            depth=self.depth,
-            size=state.size,
-            num_prefix=prefix,
-            valid=state.valid,
-            grid=grid,
-        )
+        if plan is None:
+            plan = self.merger.plan(
+                metric,
+                layer=index,
+                depth=self.depth,
+                size=state.size,
+                num_prefix=prefix,
+                valid=state.valid,
+                grid=grid,
+            )
         if plan is None:
             return state
         if observe is not None:

@@ -5,6 +5,7 @@ Every function is an operator that ``torch.compile`` and CUDA graphs take whole;
 """
 
 from nsr.kernels.tokens.attention import attention
+from nsr.kernels.tokens.beside import Matching, attend_beside
 from nsr.kernels.tokens.choice import needs_grad, token_kernels, use_kernels
 from nsr.kernels.tokens.layout import GroupLayout, lay_out
 from nsr.kernels.tokens.match import best_match, descending, energy, energy_units, low_bits, split_features, tome_layout
@@ -15,6 +16,8 @@ from nsr.kernels.tokens.spread import spread, unmerge
 __all__ = [
     "BranchWeights",
     "GroupLayout",
+    "Matching",
+    "attend_beside",
     "attention",
     "best_match",
     "descending",

@@ -157,9 +157,7 @@ def tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) ->
 
 
 @torch.library.custom_op("nsr::tome_layout", mutates_args=())
-def _tome_layout(
-    metric: Tensor, size: Tensor | None, r: int, num_prefix: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -> list[Tensor]:
 
     from nsr.kernels.tokens.match_kernels import tome_layout as kernel
 
@@ -168,25 +166,28 @@ def _tome_layout(
     count_a, count_b = (length - first_a + 1) // 2, (length - first_b + 1) // 2
     assert length < 1 << 15, "both ends of a match share one 32-bit number"
     best, partner = best_match(split_features(metric), None, None, first_a, count_a, first_b, count_b, 2, False)
-    group = partner.new_empty(batch, length)
-    share, order, start, total = empty_layout(group, length - r)
-    keys, counts = order.new_empty(batch, r), order.new_empty(batch, count_b)
+    layout = list(_tome_layout_like(metric, r))
+    keys, counts = (partner.new_empty(batch, count, dtype=torch.int32) for count in (r, count_b))
     block_a = bucket(count_a)
     kernel[(batch,)](
-        best, partner, best if size is None else size.float().contiguous(), group, share, order, start, total,
-        keys, share.new_empty(batch, r), counts, length, count_a, count_b, first_a, first_b, num_prefix, r,
+        best, partner, best if size is None else size.float().contiguous(), *layout, keys, counts,
+        length, count_a, count_b, first_a, first_b, num_prefix, r,
         SIZED=size is not None,
         BLOCK_A=block_a, BLOCK_B=bucket(max(count_b, num_prefix)), BLOCK_R=bucket(r, 256),
         BLOCK_C=16, num_warps=4 if block_a == 64 else 8,
     )  # fmt: skip
-    return group, share, order, start, total
+    return layout
 
 
 @_tome_layout.register_fake
-def _(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -> list[Tensor]:
+    return list(_tome_layout_like(metric, r))
+
+
+def _tome_layout_like(metric: Tensor, r: int) -> GroupLayout:
+    """Room for a layout with its members listed."""
     batch, _, length, _ = metric.shape
-    group = metric.new_empty(batch, length, dtype=torch.int64)
-    return group, *empty_layout(group, length - r)
+    return empty_layout(metric.new_empty(batch, length, dtype=torch.int64), length - r, 2 * r)
 
 
 def low_bits(width: int) -> int:

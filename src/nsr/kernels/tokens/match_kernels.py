@@ -296,8 +296,10 @@ def tome_layout(
     order_ptr,
     start_ptr,
     total_ptr,
+    member_ptr,
+    member_group_ptr,
+    slot_ptr,
     key_ptr,
-    key_size_ptr,
     count_ptr,
     length,
     count_a,
@@ -314,8 +316,9 @@ def tome_layout(
 ):
     """ToMe's groups from the best matches, laid out: the ``r`` most similar a join their b. One program a sample.
 
-    New order: prefix, the a that stay, all b. In the layout a b comes ahead of the a that joined it. ``key``,
-    ``key_size`` and ``count`` are room for the sources, which are sorted by counting, and for how many each b has.
+    New order: prefix, the a that stay, all b. In the layout a b comes ahead of the a that joined it. ``key`` is room
+    for the sources, which are sorted by counting, ``count`` for how many each b has. Sizes are counts, so their sums
+    are exact in any order and may be atomic.
     """
     sample = tl.program_id(0).to(tl.int64)
     num_groups = length - r
@@ -326,34 +329,16 @@ def tome_layout(
     order_ptr += sample * length
     start_ptr += sample * (num_groups + 1)
     total_ptr += sample * num_groups
+    member_ptr += sample * 2 * r
+    member_group_ptr += sample * 2 * r
+    slot_ptr += sample * length
     key_ptr += sample * r
-    key_size_ptr += sample * r
     count_ptr += sample * count_b
 
-    # Who merges; the others are alone in their groups.
-    i = tl.arange(0, BLOCK_A)
-    in_a = i < count_a
-    token_a = first_a + 2 * i
-    merges = highest(load_scores(best_ptr + sample * count_a, i, in_a), in_a, r)
-    partner = tl.load(partner_ptr + sample * count_a + i, mask=in_a, other=0).to(tl.int32)
-    alone = in_a & ~merges
-    stays = num_prefix - 1 + tl.cumsum(alone.to(tl.int32), 0)
-    tl.store(group_ptr + token_a, tl.where(merges, kept + partner, stays).to(tl.int64), mask=in_a)
-    tl.store(order_ptr + stays, token_a, mask=alone)
-    tl.store(start_ptr + stays, stays, mask=alone)
-    tl.store(share_ptr + token_a, tl.full([BLOCK_A], 1.0, tl.float32), mask=alone)
-    tl.store(total_ptr + stays, load_size(size_ptr, token_a, alone, SIZED), mask=alone)
-    place = tl.cumsum(merges.to(tl.int32), 0) - 1
-    tl.store(key_ptr + place, partner * BLOCK_A + i, mask=merges)
-    tl.store(key_size_ptr + place, load_size(size_ptr, token_a, merges, SIZED), mask=merges)
-
+    # The prefix, whose tokens are alone, and the b before anyone joins them.
     j = tl.arange(0, BLOCK_B)
     in_prefix = j < num_prefix
-    tl.store(group_ptr + j, j.to(tl.int64), mask=in_prefix)
-    tl.store(order_ptr + j, j, mask=in_prefix)
-    tl.store(start_ptr + j, j, mask=in_prefix)
-    tl.store(share_ptr + j, tl.full([BLOCK_B], 1.0, tl.float32), mask=in_prefix)
-    tl.store(total_ptr + j, load_size(size_ptr, j, in_prefix, SIZED), mask=in_prefix)
+    store_alone(group_ptr, share_ptr, order_ptr, start_ptr, total_ptr, slot_ptr, size_ptr, j, j, in_prefix, SIZED)
     in_b = j < count_b
     token_b = first_b + 2 * j
     size_b = load_size(size_ptr, token_b, in_b, SIZED)
@@ -362,36 +347,73 @@ def tome_layout(
     tl.store(count_ptr + j, tl.zeros([BLOCK_B], tl.int32), mask=in_b)
     tl.debug_barrier()
 
-    # Each source: how many come ahead of it by (b, position), how many share its b, and their size.
-    k = tl.arange(0, BLOCK_R)
-    in_r = k < r
-    key = tl.load(key_ptr + k, mask=in_r, other=2147483647)
-    to = key // BLOCK_A
-    ahead = tl.zeros([BLOCK_R, BLOCK_C], tl.int32)
-    sizes = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
-    for begin in tl.range(0, r, BLOCK_C, loop_unroll_factor=4):
-        other_k = begin + tl.arange(0, BLOCK_C)
-        other = tl.load(key_ptr + other_k, mask=other_k < r, other=2147483647)
-        other_size = tl.load(key_size_ptr + other_k, mask=other_k < r, other=0.0)
-        same = (other // BLOCK_A)[None, :] == to[:, None]
-        # two counts in one number: those ahead below, those that share the b above
-        ahead += (other[None, :] < key[:, None]).to(tl.int32) + tl.where(same, 65536, 0)
-        sizes += tl.where(same, other_size[None, :], 0.0)
-    counts = tl.sum(ahead, 1)
-    source = first_a + 2 * (key % BLOCK_A)
-    joined = tl.sum(sizes, 1) + load_size(size_ptr, first_b + 2 * to, in_r, SIZED)
-    tl.store(order_ptr + kept + to + 1 + counts % 65536, source, mask=in_r)
-    share = load_size(size_ptr, source, in_r, SIZED) / tl.where(in_r, joined, 1.0)
-    tl.store(share_ptr + source, share, mask=in_r)
-    # all sources of a b write the same numbers
-    tl.store(total_ptr + kept + to, joined, mask=in_r)
-    tl.store(count_ptr + to, counts // 65536, mask=in_r)
+    # Who merges; the others are alone in their groups.
+    i = tl.arange(0, BLOCK_A)
+    in_a = i < count_a
+    token_a = first_a + 2 * i
+    partner = tl.load(partner_ptr + sample * count_a + i, mask=in_a, other=0).to(tl.int32)
+    merges = highest(load_scores(best_ptr + sample * count_a, i, in_a), in_a, r)
+    merged = tl.cumsum(merges.to(tl.int32), 0)
+    stays = num_prefix + i - merged
+    store_alone(
+        group_ptr, share_ptr, order_ptr, start_ptr, total_ptr, slot_ptr, size_ptr, token_a, stays, in_a & ~merges, SIZED
+    )
+    tl.store(group_ptr + token_a, (kept + partner).to(tl.int64), mask=merges)
+    tl.store(key_ptr + merged - 1, partner * BLOCK_A + i, mask=merges)
+    tl.atomic_add(count_ptr + partner, tl.full([BLOCK_A], 1, tl.int32), mask=merges, sem="relaxed", scope="cta")
+    size_a = load_size(size_ptr, token_a, merges, SIZED)
+    tl.atomic_add(total_ptr + kept + partner, size_a, mask=merges, sem="relaxed", scope="cta")
     tl.debug_barrier()
 
+    # Each b: where its group begins, there and among the members of groups of two or more.
     count = tl.load(count_ptr + j, mask=in_b, other=0)
-    start = kept + j + tl.cumsum(count, 0) - count
+    joined = (count > 0).to(tl.int32)
+    ahead_of_b = tl.cumsum(count, 0) - count
+    joined_to_b = tl.cumsum(joined, 0)
+    start = kept + j + ahead_of_b
     tl.store(start_ptr + kept + j, start, mask=in_b)
     tl.store(start_ptr + num_groups + j, tl.full([BLOCK_B], 0, tl.int32) + length, mask=j == 0)
     tl.store(order_ptr + start, token_b, mask=in_b)
-    total = tl.load(total_ptr + kept + j, mask=in_b, other=1.0)
-    tl.store(share_ptr + token_b, size_b / total, mask=in_b)
+    tl.store(share_ptr + token_b, size_b / tl.load(total_ptr + kept + j, mask=in_b, other=1.0), mask=in_b)
+    slot = ahead_of_b + joined_to_b - 1
+    tl.store(member_ptr + slot, token_b, mask=joined > 0)
+    tl.store(member_group_ptr + slot, kept + j, mask=joined > 0)
+    tl.store(slot_ptr + start, tl.where(joined > 0, slot, -1), mask=in_b)
+    tl.store(count_ptr + j, joined_to_b, mask=in_b)
+    tl.debug_barrier()
+
+    # Each source: how many come ahead of it by (b, position).
+    k = tl.arange(0, BLOCK_R)
+    in_r = k < r
+    key = tl.load(key_ptr + k, mask=in_r, other=2147483647)
+    ahead = tl.zeros([BLOCK_R, BLOCK_C], tl.int32)
+    for begin in tl.range(0, r, BLOCK_C, loop_unroll_factor=4):
+        other_k = begin + tl.arange(0, BLOCK_C)
+        other = tl.load(key_ptr + other_k, mask=other_k < r, other=2147483647)
+        ahead += (other[None, :] < key[:, None]).to(tl.int32)
+    ahead = tl.sum(ahead, 1)
+    to = key // BLOCK_A
+    source = first_a + 2 * (key % BLOCK_A)
+    place = kept + to + 1 + ahead
+    tl.store(order_ptr + place, source, mask=in_r)
+    total = tl.load(total_ptr + kept + to, mask=in_r, other=1.0)
+    tl.store(share_ptr + source, load_size(size_ptr, source, in_r, SIZED) / total, mask=in_r)
+    slot = ahead + tl.load(count_ptr + to, mask=in_r, other=0)
+    tl.store(member_ptr + slot, source, mask=in_r)
+    tl.store(member_group_ptr + slot, kept + to, mask=in_r)
+    tl.store(slot_ptr + place, slot, mask=in_r)
+    unfilled = r + tl.sum(joined, 0) + k
+    tl.store(member_ptr + unfilled, tl.full([BLOCK_R], -1, tl.int32), mask=unfilled < 2 * r)
+
+
+@triton.jit
+def store_alone(
+    group_ptr, share_ptr, order_ptr, start_ptr, total_ptr, slot_ptr, size_ptr, token, group, alone, SIZED: tl.constexpr
+):
+    """Tokens that are alone in their groups, which come in front, so that place and group are the same number."""
+    tl.store(group_ptr + token, group.to(tl.int64), mask=alone)
+    tl.store(order_ptr + group, token, mask=alone)
+    tl.store(start_ptr + group, group, mask=alone)
+    tl.store(share_ptr + token, tl.full([token.shape[0]], 1.0, tl.float32), mask=alone)
+    tl.store(total_ptr + group, load_size(size_ptr, token, alone, SIZED), mask=alone)
+    tl.store(slot_ptr + group, tl.full([token.shape[0]], -1, tl.int32), mask=alone)

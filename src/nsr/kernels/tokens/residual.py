@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nsr.kernels.tokens.layout import GroupLayout, bucket
+from nsr.kernels.tokens.layout import GroupLayout, list_members
 from nsr.kernels.tokens.merge import gather_sums, spread_rows
 
 _EPS = 1e-6
@@ -49,18 +49,20 @@ def merge_residual(x: Tensor, layout: GroupLayout, weights: BranchWeights, max_m
         Tokens ``[B, G, D]`` in the format of ``x`` and codes ``[B, N, R]`` in that of the products.
     """
     kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    *encoder, decoder = weights
-    y, codes, *_ = _merge_residual(x, *layout[:4], *encoder, decoder, min(max_merged, x.shape[1]), kind)
-    return y, codes
+    layout = list_members(layout, min(max_merged, x.shape[1]))
+    listed = (layout.share, layout.order, layout.start, layout.member, layout.member_group, layout.slot)
+    return _merge_residual(x, *listed, *weights, kind)
 
 
 @torch.library.custom_op("nsr::merge_residual", mutates_args=())
 def _merge_residual(
     x: Tensor,
-    group: Tensor,
     share: Tensor,
     order: Tensor,
     start: Tensor,
+    member: Tensor,
+    member_group: Tensor,
+    slot: Tensor,
     norm: Tensor,
     norm_x: Tensor,
     norm_x_bias: Tensor,
@@ -72,9 +74,8 @@ def _merge_residual(
     gate_out: Tensor,
     gate_out_bias: Tensor,
     decoder: Tensor | None,
-    slots: int,
     kind: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     import triton
 
     from nsr.kernels.tokens.encode_kernels import encode
@@ -86,10 +87,10 @@ def _merge_residual(
     groups, code = start.shape[1] - 1, encoder.shape[0]
     codes = x.new_empty(batch, length, code, dtype=kind)
     y = gather_sums(x, share, order, start, codes)
-    tokens, groups_of, slot_of_place = _list_members(group, order, start, slots)
+    slots = member.shape[1]
     blocks = _blocks(width, code, gate_in.shape[0], kind)
     encode[(triton.cdiv(slots, blocks["BLOCK_M"]), batch)](
-        x, y, tokens, groups_of, codes, *(weight.contiguous() for weight in weights),
+        x, y, member, member_group, codes, *(weight.contiguous() for weight in weights),
         x.stride(0), x.stride(1), length, groups, slots, _EPS, **blocks,
     )  # fmt: skip
     if decoder is not None:
@@ -97,30 +98,27 @@ def _merge_residual(
         decode[(triton.cdiv(groups, 32), batch)](
             codes, share, order, start, decoder.contiguous(), y, length, groups, BLOCK_G=32, num_warps=4, **shared
         )
-    return y, codes, tokens, groups_of, slot_of_place
+    return y, codes
 
 
 @_merge_residual.register_fake
-def _(x: Tensor, group: Tensor, share: Tensor, order: Tensor, start: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _(x: Tensor, share: Tensor, order: Tensor, start: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, length, width = x.shape
-    slots, kind = rest[-2:]
-    codes = x.new_empty(batch, length, rest[5].shape[0], dtype=kind)
-    members = [order.new_empty(batch, slots) for _ in range(2)]
-    return x.new_empty(batch, start.shape[1] - 1, width), codes, *members, torch.empty_like(order)
+    encoder, kind = rest[8], rest[-1]
+    return x.new_empty(batch, start.shape[1] - 1, width), x.new_empty(batch, length, encoder.shape[0], dtype=kind)
 
 
 @torch.library.custom_op("nsr::merge_residual_backward", mutates_args=())
 def _merge_residual_backward(
     grad_y: Tensor,
     grad_codes: Tensor | None,
-    tokens: Tensor,
-    groups_of: Tensor,
-    slot_of_place: Tensor,
     x: Tensor,
-    group: Tensor,
     share: Tensor,
     order: Tensor,
     start: Tensor,
+    member: Tensor,
+    member_group: Tensor,
+    slot: Tensor,
     norm: Tensor,
     norm_x: Tensor,
     norm_x_bias: Tensor,
@@ -132,7 +130,6 @@ def _merge_residual_backward(
     gate_out: Tensor,
     gate_out_bias: Tensor,
     decoder: Tensor | None,
-    slots: int,
     kind: torch.dtype,
 ) -> list[Tensor]:
     import triton
@@ -147,7 +144,7 @@ def _merge_residual_backward(
     x = x if x.stride(-1) == 1 else x.contiguous()
     grad_y = grad_y.contiguous()
     batch, length, width = x.shape
-    groups, code, hidden = start.shape[1] - 1, encoder.shape[0], gate_in.shape[0]
+    groups, slots, code, hidden = start.shape[1] - 1, member.shape[1], encoder.shape[0], gate_in.shape[0]
     y = gather_sums(x, share, order, start)
 
     def table(columns: int) -> Tensor:
@@ -161,12 +158,12 @@ def _merge_residual_backward(
     sums = x.new_empty(4, hidden, dtype=torch.float32)
     norm_sums[(2,)](weights[6], *weights[1:5], sums, WIDTH=width, HIDDEN=hidden, BLOCK_H=blocks["BLOCK_H"], BLOCK_K=64)
     encode_backward[(triton.cdiv(slots, blocks["BLOCK_M"]), batch)](
-        x, y, tokens, groups_of, share, x if grad_codes is None else grad_codes.contiguous(), grad_y, sums,
+        x, y, member, member_group, share, x if grad_codes is None else grad_codes.contiguous(), grad_y, sums,
         left, right, to_x, to_y, *weights[:10], weights[-1],
         x.stride(0), x.stride(1), length, groups, slots, _EPS,
         FEATURE=feature, CODED=grad_codes is not None, LEFT=left.shape[-1], RIGHT=right.shape[-1], **blocks,
     )  # fmt: skip
-    grad_x = spread_rows(grad_y, share, order, start, to_x, to_y, slot_of_place)
+    grad_x = spread_rows(grad_y, share, order, start, to_x, to_y, slot)
     products = left.flatten(0, 1).mT @ right.flatten(0, 1)  # shape: [left, right]
     grads = [torch.empty_like(weight) for weight in weights]
     shared = {name: blocks[name] for name in ("WIDTH", "CODE", "HIDDEN", "BLOCK_C", "BLOCK_H")}
@@ -178,42 +175,27 @@ def _merge_residual_backward(
 
 
 @_merge_residual_backward.register_fake
-def _(grad_y: Tensor, grad_codes: Tensor | None, *rest: Any) -> list[Tensor]:
-    x, weights = rest[3], [weight for weight in rest[8:19] if weight is not None]
+def _(grad_y: Tensor, grad_codes: Tensor | None, x: Tensor, *rest: Any) -> list[Tensor]:
+    weights = [weight for weight in rest[6:17] if weight is not None]
     return [torch.empty_like(x, memory_format=torch.contiguous_format), *(torch.empty_like(w) for w in weights)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output[2:], *inputs[:16])
-    ctx.options = inputs[16:]
+    *tensors, ctx.kind = inputs
+    ctx.save_for_backward(*tensors)
     ctx.shape = output[0].shape
 
 
-def _differentiate(ctx: Any, grad_y: Tensor | None, grad_codes: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    x = ctx.saved_tensors[3]
+def _differentiate(ctx: Any, grad_y: Tensor | None, grad_codes: Tensor | None) -> tuple[Tensor | None, ...]:
+    x = ctx.saved_tensors[0]
     grad_y = x.new_zeros(ctx.shape) if grad_y is None else grad_y
-    grads = _merge_residual_backward(grad_y, grad_codes, *ctx.saved_tensors, *ctx.options)
+    grads = _merge_residual_backward(grad_y, grad_codes, *ctx.saved_tensors, ctx.kind)
     decoder = grads[11] if len(grads) > 11 else None
-    return (grads[0], None, None, None, None, *grads[1:11], decoder, None, None)
+    return (grads[0], *[None] * 6, *grads[1:11], decoder, None)
 
 
 _merge_residual.register_autograd(_differentiate, setup_context=_save)
-
-
-def _list_members(group: Tensor, order: Tensor, start: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens of groups of two or more and their groups, ``[B, slots]``, and the slot of every place, ``[B, N]``."""
-
-    from nsr.kernels.tokens.layout_kernels import list_members
-
-    batch, length = order.shape
-    tokens, groups_of = order.new_empty(batch, slots), order.new_empty(batch, slots)
-    slot_of_place = torch.empty_like(order)
-    list_members[(batch,)](
-        group, order, start, tokens, groups_of, slot_of_place, length, start.shape[1] - 1, slots,
-        BLOCK_N=bucket(length), BLOCK_M=bucket(slots), num_warps=8,
-    )  # fmt: skip
-    return tokens, groups_of, slot_of_place
 
 
 def _blocks(width: int, code: int, hidden: int, kind: torch.dtype) -> dict[str, Any]:

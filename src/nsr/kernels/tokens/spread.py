@@ -22,7 +22,7 @@ def spread(codes: Sequence[Tensor], layouts: Sequence[GroupLayout], num_prefix: 
     Returns:
         ``[B, N0, R]`` in the format of the codes.
     """
-    groups, _, orders, starts, _ = zip(*layouts, strict=True)
+    groups, _, orders, starts, *_ = zip(*layouts, strict=True)
     return _spread(list(codes), list(groups), list(orders), list(starts), num_prefix)
 
 
@@ -75,7 +75,7 @@ _spread.register_autograd(_differentiate, setup_context=_save)
 
 def unmerge(x: Tensor, layouts: Sequence[GroupLayout], num_prefix: int) -> Tensor:
     """Copy to each patch the token that covers it after all events: ``[B, N, D] -> [B, N0, D]``; differentiable."""
-    groups, _, orders, starts, _ = zip(*layouts, strict=True)
+    groups, _, orders, starts, *_ = zip(*layouts, strict=True)
     return _unmerge(x, list(groups), list(orders), list(starts), num_prefix)
 
 

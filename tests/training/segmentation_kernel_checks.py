@@ -15,6 +15,7 @@ from nsr.data.segmentation.split import IGNORE
 from nsr.kernels.tokens import token_kernels
 from nsr.tokens import MPM, MergedViT, Segmenter, TokenResidual, ToMe, mpm_plan
 from nsr.training.pixel_loss import pixel_cross_entropy
+from nsr.training.segmentation_lengths import shortened
 from nsr.training.segmentation_stack import SegmenterStack
 
 DEVICE = sys.argv[1]
@@ -30,18 +31,19 @@ def both(call):
 
 
 def check_loss() -> None:
+    scales = torch.tensor([0.7, -1.3], device=DEVICE)
     shapes = [(2, 21, 3, 4, 16), (1, 5, 1, 3, 8), (3, 3, 1, 1, 2), (1, 40, 2, 2, 4), (2, 2, 3, 2, 5), (1, 2, 2, 2, 1)]
     for batch, classes, rows, columns, patch in shapes:
         labels = torch.randint(0, classes, (batch, rows * patch, columns * patch), device=DEVICE)
         labels[torch.rand(labels.shape, device=DEVICE) < 0.2] = IGNORE
         labels[0, :patch] = IGNORE
         for kind, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-            drawn = (3 * torch.randn(batch, rows * columns, classes, device=DEVICE)).to(kind)
+            drawn = (3 * torch.randn(2 * batch, rows * columns, classes, device=DEVICE)).to(kind)  # of two models
             logits = drawn.transpose(1, 2).unflatten(2, (rows, columns)).requires_grad_()  # as a segmenter has them
 
             def run(logits=logits, labels=labels) -> tuple[Tensor, Tensor]:
-                loss = pixel_cross_entropy(logits, labels)
-                return loss.detach(), torch.autograd.grad(0.7 * loss, logits)[0]
+                losses = pixel_cross_entropy(logits, labels)
+                return losses.detach(), torch.autograd.grad(losses @ scales, logits)[0]
 
             (fast, fast_grad), (plain, plain_grad) = both(run)
             torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-6)
@@ -68,6 +70,11 @@ def check_fixed_length_plan() -> None:
         assert torch.equal(fast.group, plain.group)
         assert torch.equal(fast.weight, plain.weight)
         assert torch.equal(fast.valid, plain.valid)
+        torch.testing.assert_close(fast.merge(tokens), plain.merge(tokens))
+        longest = int(plain.valid.sum(1).max())
+        fast, plain = shortened(fast, longest), shortened(plain, longest)
+        assert fast.layout.start.shape[1] == longest + 1
+        assert torch.equal(fast.weight, plain.weight)
         torch.testing.assert_close(fast.merge(tokens), plain.merge(tokens))
 
 
@@ -104,10 +111,10 @@ def check_stack() -> None:
         stack = SegmenterStack(models)
         with token_kernels(True):
             logits = stack.patch_logits(image)
-            sum(pixel_cross_entropy(part, labels) for part in logits.chunk(3)).backward()
+            pixel_cross_entropy(logits, labels).sum().backward()
         with token_kernels(False):
             expected = torch.cat([twin.patch_logits(image) for twin in twins])
-            sum(pixel_cross_entropy(part, labels) for part in expected.chunk(3)).backward()
+            pixel_cross_entropy(expected, labels).sum().backward()
         torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
         for name, parameter in stack.named_parameters():
             if name in stack.weights:

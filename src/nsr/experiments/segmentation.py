@@ -153,7 +153,8 @@ class SegmentationLab:
             for branch in (branch for model in models for branch in model.vit.branches.values()):
                 branch.compile(dynamic=True)
         protocol = replace(protocol, seed=first.seed)
-        model = SegmenterStack(models) if len(models) > 1 else models[0]
+        bets = isinstance(rule, MPM) and rule.keep_length  # a stack cuts what has merged away
+        model = SegmenterStack(models) if len(models) > 1 or bets else models[0]
         return SegmentationTrainer(model, self._feed(protocol), protocol, capture=capture, group=self.group)
 
     def run(

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_TILE = 8192  # pixels times classes that a program holds at once: 32 numbers a thread
+_TILE = 8192  # pixels times classes that a program can hold at once
 
 
 def patch_side(logits: Tensor, labels: Tensor) -> int | None:
@@ -17,15 +17,18 @@ def patch_side(logits: Tensor, labels: Tensor) -> int | None:
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor, ignore: int) -> Tensor:
-    """The cross-entropy of every pixel that is not ignored, summed in fp32; differentiable in ``logits``.
+    """The cross-entropy of all pixels of a sample that are not ignored, summed in fp32; differentiable in ``logits``.
 
     Equals ``F.cross_entropy(F.interpolate(logits.float(), labels.shape[-2:], mode="bilinear"), ..., reduction="sum")``.
     Sums run in a fixed order. The gradient is computed on the way forward: all that is kept is of the patches' size.
 
     Args:
-        logits: On the patch grid, ``[B, K, h, w]``.
+        logits: On the patch grid, ``[V · B, K, h, w]``: of ``V`` models that have seen the same images.
         labels: ``[B, H, W]``, int64; patches must be square, an even number of pixels wide (:func:`patch_side`).
-        ignore: The label that does not count.
+        ignore: The label that does not count; no class.
+
+    Returns:
+        ``[V · B]``.
     """
     return _summed_cross_entropy(logits, labels, ignore)[0]
 
@@ -36,29 +39,30 @@ def _summed_cross_entropy(logits: Tensor, labels: Tensor, ignore: int) -> tuple[
 
     from nsr.kernels.pixel_loss_kernels import cell_losses
 
-    batch, classes, rows, columns = logits.shape
+    samples, classes, rows, columns = logits.shape
     patch = patch_side(logits, labels)
     assert patch is not None, "the caller asks patch_side first"
+    assert samples % labels.shape[0] == 0, "every model has seen every image"
     losses, corners = _room(logits)
-    block = max(16, triton.next_power_of_2(classes))
-    cell_losses[((rows + 1) * (columns + 1), batch)](
-        logits, labels.contiguous(), losses, corners, *logits.stride(), rows, columns,
-        IGNORE=ignore, CLASSES=classes, PATCH=patch, CORNERS=16, BLOCK_K=block, BLOCK_P=min(_TILE // block, 256),
-        num_warps=8,
+    block_k, block_x = max(16, triton.next_power_of_2(classes)), triton.next_power_of_2(patch)
+    cell_losses[((rows + 1) * (columns + 1), samples)](
+        logits, labels.contiguous(), losses, corners, *logits.stride(), rows, columns, labels.shape[0],
+        IGNORE=ignore, CLASSES=classes, PATCH=patch, BLOCK_K=block_k, BLOCK_X=block_x,
+        num_warps=min(8, max(1, block_k * block_x // 512)),  # 16 numbers a thread
     )  # fmt: skip
-    return losses.sum(), corners
+    return losses.sum((1, 2)), corners
 
 
 @_summed_cross_entropy.register_fake
 def _(logits: Tensor, labels: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
     losses, corners = _room(logits)
-    return losses.new_empty(()), corners
+    return losses.new_empty(losses.shape[0]), corners
 
 
 def _room(logits: Tensor) -> tuple[Tensor, Tensor]:
     """For the loss of each cell and its gradient at the four corners."""
-    batch, classes, rows, columns = logits.shape
-    cells = (batch, rows + 1, columns + 1)
+    samples, classes, rows, columns = logits.shape
+    cells = (samples, rows + 1, columns + 1)
     return logits.new_empty(cells, dtype=torch.float32), logits.new_empty((*cells, 4, classes), dtype=torch.float32)
 
 
@@ -72,7 +76,7 @@ def _backward(corners: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
     rows, columns = rows - 1, columns - 1
     grad = corners.new_empty(batch, rows, columns, classes, dtype=kind)
     gather_corners[(triton.cdiv(columns, 16), rows, batch)](
-        corners, scale, grad, rows, columns,
+        corners, scale.contiguous(), grad, rows, columns,
         CLASSES=classes, BLOCK_K=max(16, triton.next_power_of_2(classes)), BLOCK_X=16, num_warps=4,
     )  # fmt: skip
     return grad

@@ -15,11 +15,9 @@ same patch. So nothing is ever stored at the resolution of the pixels, and no tw
 import triton
 import triton.language as tl
 
-from nsr.kernels.tokens.blocks import dot
-
 
 @triton.jit(
-    do_not_specialize=["stride_sample", "stride_class", "stride_row", "stride_column", "rows", "columns"],
+    do_not_specialize=["stride_sample", "stride_class", "stride_row", "stride_column", "rows", "columns", "images"],
     do_not_specialize_on_alignment=["logit_ptr", "label_ptr"],
 )
 def cell_losses(
@@ -33,56 +31,69 @@ def cell_losses(
     stride_column,
     rows,
     columns,
+    images,
     IGNORE: tl.constexpr,
     CLASSES: tl.constexpr,
     PATCH: tl.constexpr,
-    CORNERS: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    BLOCK_X: tl.constexpr,
 ):
     """The summed loss of a cell, and its gradient at the corners, ``[4, CLASSES]``; programs are (cell, sample).
 
-    Interpolation, and its transpose for the gradient, are products with the weights of the corners: ``[P, C] [C, K]``.
+    Along a row of pixels the upper and the lower corners are interpolated once, ``[X, K]``; each row of pixels is a
+    mixture of the two, and so is its gradient. Samples beyond ``images`` have the labels of the first ones again.
     """
     sample = tl.program_id(1).to(tl.int64)
     cell = tl.program_id(0)
     row, column = cell // (columns + 1), cell % (columns + 1)
     k = tl.arange(0, BLOCK_K)
+    across = tl.arange(0, BLOCK_X)
     known = k < CLASSES
-    corner = tl.arange(0, CORNERS)
-    is_lower, is_right = corner // 2 == 1, corner % 2 == 1
-    corner_row = tl.where(is_lower, tl.minimum(row, rows - 1), tl.maximum(row - 1, 0))
-    corner_column = tl.where(is_right, tl.minimum(column, columns - 1), tl.maximum(column - 1, 0))
-    at = sample * stride_sample + (corner_row * stride_row + corner_column * stride_column)[:, None]
-    at_corners = (corner < 4)[:, None] & known[None, :]
-    corners = tl.load(logit_ptr + at + k[None, :] * stride_class, mask=at_corners, other=0.0).to(tl.float32)
+    right = ((across + 0.5) / PATCH)[:, None]
+    logit_ptr += sample * stride_sample + k * stride_class
+    above, below = tl.maximum(row - 1, 0) * stride_row, tl.minimum(row, rows - 1) * stride_row
+    before, behind = tl.maximum(column - 1, 0) * stride_column, tl.minimum(column, columns - 1) * stride_column
+    upper = mixed(logit_ptr + above + before, logit_ptr + above + behind, known, right)
+    lower = mixed(logit_ptr + below + before, logit_ptr + below + behind, known, right)
 
     height, width = rows * PATCH, columns * PATCH
-    total = tl.zeros([BLOCK_P], tl.float32)
-    grad_corners = tl.zeros([CORNERS, BLOCK_K], tl.float32)
-    for first in range(0, PATCH * PATCH, BLOCK_P):
-        pixel = first + tl.arange(0, BLOCK_P)
-        down, across = pixel // PATCH, pixel % PATCH
-        y, x = row * PATCH - PATCH // 2 + down, column * PATCH - PATCH // 2 + across
-        inside = (pixel < PATCH * PATCH) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        label = tl.load(label_ptr + (sample * height + y) * width + x, mask=inside, other=IGNORE).to(tl.int32)
-        fy, fx = ((down + 0.5) / PATCH)[:, None], ((across + 0.5) / PATCH)[:, None]
-        weight = tl.where(is_lower[None, :], fy, 1 - fy) * tl.where(is_right[None, :], fx, 1 - fx)  # shape: [P, C]
-        weight = tl.where((corner < 4)[None, :], weight, 0.0)
-        logits = tl.where(known[None, :], dot(weight, corners, "tf32x3"), float("-inf"))  # shape: [P, K]
+    x = column * PATCH - PATCH // 2 + across
+    inside = (across < PATCH) & (x >= 0) & (x < width)
+    label_ptr += (sample % images) * height * width + x
+    total = tl.zeros([BLOCK_X], tl.float32)
+    of_label = tl.zeros([BLOCK_X, BLOCK_K], tl.float32)
+    to_upper = tl.zeros([BLOCK_X, BLOCK_K], tl.float32)
+    to_lower = tl.zeros([BLOCK_X, BLOCK_K], tl.float32)
+    for down in range(PATCH):
+        y = row * PATCH - PATCH // 2 + down + tl.zeros_like(x)
+        label = tl.load(label_ptr + y * width, mask=inside & (y >= 0) & (y < height), other=IGNORE).to(tl.int32)
+        under = (down + 0.5) / PATCH
+        logits = upper * (1 - under) + lower * under
         largest = tl.max(logits, 1)
         exponential = tl.exp(logits - largest[:, None])
         normaliser = tl.sum(exponential, 1)
-        is_label = k[None, :] == label[:, None]
-        of_label = tl.sum(tl.where(is_label, logits, 0.0), 1)
         counted = label != IGNORE
-        total += tl.where(counted, largest + tl.log(normaliser) - of_label, 0.0)
-        grad = exponential / normaliser[:, None] - tl.where(is_label, 1.0, 0.0)
-        grad_corners += dot(tl.trans(weight), tl.where(counted[:, None], grad, 0.0), "tf32x3")
+        is_label = k[None, :] == label[:, None]  # of no class where it does not count
+        total += tl.where(counted, largest + tl.log(normaliser), 0.0)
+        of_label += tl.where(is_label, logits, 0.0)
+        grad = exponential * tl.where(counted, 1 / normaliser, 0.0)[:, None] - tl.where(is_label, 1.0, 0.0)
+        to_upper += (1 - under) * grad
+        to_lower += under * grad
     cell = sample * (rows + 1) * (columns + 1) + cell
-    tl.store(loss_ptr + cell, tl.sum(total, 0))
-    at = (cell * 4 + corner)[:, None] * CLASSES + k[None, :]
-    tl.store(grad_ptr + at, grad_corners, mask=at_corners)
+    tl.store(loss_ptr + cell, tl.sum(total, 0) - tl.sum(tl.sum(of_label, 1), 0))
+    grad_ptr += cell * 4 * CLASSES + k
+    tl.store(grad_ptr, tl.sum(to_upper * (1 - right), 0), mask=known)
+    tl.store(grad_ptr + CLASSES, tl.sum(to_upper * right, 0), mask=known)
+    tl.store(grad_ptr + 2 * CLASSES, tl.sum(to_lower * (1 - right), 0), mask=known)
+    tl.store(grad_ptr + 3 * CLASSES, tl.sum(to_lower * right, 0), mask=known)
+
+
+@triton.jit
+def mixed(left_ptr, right_ptr, known, right):
+    """Between the logits of two corners, ``[X, K]``; what is no class has none of the probability."""
+    of_left = tl.load(left_ptr, mask=known, other=float("-inf")).to(tl.float32)[None, :]
+    of_right = tl.load(right_ptr, mask=known, other=float("-inf")).to(tl.float32)[None, :]
+    return of_left * (1 - right) + of_right * right
 
 
 @triton.jit(do_not_specialize=["rows", "columns"], do_not_specialize_on_alignment=["scale_ptr"])
@@ -96,7 +107,7 @@ def gather_corners(
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
 ):
-    """The gradient of each logit, times a scalar: the corners of the four cells around a patch, in a fixed order.
+    """The gradient of each logit: the corners of the four cells around a patch, in a fixed order, times a scale.
 
     ``grad`` is ``[B, rows, columns, CLASSES]``. Programs are (tile of a row's patches, row, sample).
     """
@@ -119,6 +130,6 @@ def gather_corners(
             total += tl.load(corners + CLASSES + k, mask=upper & right, other=0.0)
             total += tl.load(corners + 2 * CLASSES + k, mask=lower & left, other=0.0)
             total += tl.load(corners + 3 * CLASSES + k, mask=lower & right, other=0.0)
-    total *= tl.load(scale_ptr)
+    total *= tl.load(scale_ptr + sample)
     at = ((sample * rows + y) * columns + x)[:, None] * CLASSES + k[None, :]
     tl.store(grad_ptr + at, total.to(grad_ptr.dtype.element_ty), mask=mask)

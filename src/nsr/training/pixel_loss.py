@@ -24,21 +24,26 @@ def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def pixel_cross_entropy(logits: Tensor, labels: Tensor, pixels: Tensor | None = None) -> Tensor:
-    """Mean over the pixels that are not ignored, in fp32; 0 if all are.
+    """Mean over the pixels that are not ignored, in fp32, of each of ``V`` models; 0 if all are ignored.
 
     Args:
-        logits: On the patch grid, ``[B, K, h, w]``.
-        labels: ``[B, H, W]``, int64.
+        logits: On the patch grid, ``[V · B, K, h, w]``, model by model.
+        labels: Of the images that every model has seen, ``[B, H, W]``, int64.
         pixels: What to divide the sum by, where this batch is a part of a larger one; see :func:`counted_pixels`.
+
+    Returns:
+        ``[V]``.
     """
+    models = logits.shape[0] // labels.shape[0]
     if use_kernels(logits) and patch_side(logits, labels) is not None:
-        total = summed_cross_entropy(logits, labels, IGNORE)
+        totals = summed_cross_entropy(logits, labels, IGNORE).view(models, -1).sum(1)
     else:
         height, width = labels.shape[-2:]
         upsampled = upsample(logits.float(), (height, width))
         # summed here, because the reductions built into the loss are not deterministic on CUDA
-        total = F.cross_entropy(upsampled, labels, ignore_index=IGNORE, reduction="none").sum()
-    return total / (counted_pixels(labels) if pixels is None else pixels).clamp(min=1)
+        each = F.cross_entropy(upsampled, labels.repeat(models, 1, 1), ignore_index=IGNORE, reduction="none")
+        totals = each.view(models, -1).sum(1)
+    return totals / (counted_pixels(labels) if pixels is None else pixels).clamp(min=1)
 
 
 def counted_pixels(labels: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from nsr.training import interruption
 from nsr.training.distributed import ALONE, Group, parallel
 from nsr.training.pixel_loss import counted_pixels, pixel_cross_entropy
 from nsr.training.segmentation_feed import Feed
+from nsr.training.segmentation_lengths import TrialLengths
 from nsr.training.segmentation_stack import SegmenterStack
 from nsr.training.streamed import StreamedStep
 
@@ -103,6 +104,7 @@ class SegmentationTrainer:
             assert group.size == 1, "processes share the batches of a single model"
             assert protocol.precision != "fp16", "a model would skip steps because another one's gradients overflow"
             self.patch_logits = model.patch_logits
+        self.lengths: TrialLengths | None = None if isinstance(model, Segmenter) else model.lengths
         self.epoch = 0
         self.total = protocol.epochs * feed.steps
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -127,6 +129,7 @@ class SegmentationTrainer:
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
         self.step = StreamedStep(self._update, self.device, capture)
+        self._before: list[Tensor] = []  # what an epoch changes, as it was at the beginning
 
     @property
     def done(self) -> bool:
@@ -139,6 +142,24 @@ class SegmentationTrainer:
         with self.step.context():
             self.feed.start_epoch(self.epoch)
             self.loss_sum.zero_()
+            if self.lengths is not None and any(self.lengths.bound):
+                self._before = self._before or [torch.empty_like(value) for value in self._changed_by_steps()]
+                torch._foreach_copy_(self._before, self._changed_by_steps())
+
+    def end_epoch(self) -> None:
+        """Count the epoch; where sequences outgrew the lengths that were bet on, go back to its beginning instead."""
+        if self.lengths is None:
+            self.epoch += 1
+            return
+        self.step.wait()
+        before = self.lengths.bound
+        if self.lengths.review():
+            with self.step.context():
+                torch._foreach_copy_(self._changed_by_steps(), self._before)
+        else:
+            self.epoch += 1
+        if self.lengths.bound != before:
+            self.step.forget()
 
     def advance(self) -> None:
         """One step."""
@@ -165,7 +186,8 @@ class SegmentationTrainer:
         model = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         scaling = {f"scaler.{name}": torch.tensor(value) for name, value in self.scaler.state_dict().items()}
         counters = {"step_count": self.step_count, "loss_sum": self.loss_sum, "random": torch.get_rng_state()}
-        return {**model, **moments, **scaling, **counters}
+        lengths = {} if self.lengths is None else self.lengths.state()
+        return {**model, **moments, **scaling, **counters, **lengths}
 
     def load_state(self, state: dict[str, Tensor], epoch: int) -> None:
         """Go on where :meth:`state` was taken, after ``epoch`` epochs."""
@@ -180,8 +202,17 @@ class SegmentationTrainer:
         scaling = {name.removeprefix("scaler."): v.item() for name, v in state.items() if name.startswith("scaler.")}
         if scaling:
             self.scaler.load_state_dict(scaling)
+        if self.lengths is not None:
+            self.lengths.load_state(state)
+            self.step.forget()
         torch.set_rng_state(state["random"])
         self.epoch = epoch
+
+    def _changed_by_steps(self) -> list[Tensor]:
+        moments = [
+            value for parameter in self._trainable.values() for value in self.optimizer.state[parameter].values()
+        ]
+        return [*(parameter.detach() for parameter in self._trainable.values()), *moments, self.step_count]
 
     def _update(self) -> None:
         batch = self.feed.batch()
@@ -190,8 +221,7 @@ class SegmentationTrainer:
             logits = self.patch_logits(batch.image)
         # of the whole batch, whatever each process's share of the pixels that count
         pixels = self.group.sum(counted_pixels(batch.labels))
-        of_models = logits.chunk(len(self.models))
-        losses = torch.stack([pixel_cross_entropy(part, batch.labels, pixels) for part in of_models])
+        losses = pixel_cross_entropy(logits, batch.labels, pixels)  # shape: [V]
         self.scaler.scale(self.group.summed_gradient(losses.sum())).backward()
         self.rate.copy_(poly_rate(self.step_count, self.total, self.protocol))
         with warnings.catch_warnings():
@@ -260,7 +290,7 @@ def train(
             for trainer in active:
                 trainer.advance()
         for trainer in active:
-            trainer.epoch += 1
+            trainer.end_epoch()
         interruption.share(active[0].group)
         for trainer in active:
             if after_epoch is not None:

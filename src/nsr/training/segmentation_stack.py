@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nsr.kernels.tokens import GroupLayout
-from nsr.tokens import MergePlan, Segmenter, host
+from nsr.tokens import MPM, MergePlan, Segmenter, host
 from nsr.tokens.attention import sized_attention
 from nsr.tokens.branch import EventCodes, TokenBranch, spread_codes
 from nsr.tokens.matching import autocast_off
 from nsr.tokens.vit import TokenState
+from nsr.training.segmentation_lengths import TrialLengths
 
 _OWN = ("vit.branches.", "vit.spatial.")  # what the models of a stack need not have in common
 
@@ -38,6 +39,9 @@ class SegmenterStack:
 
     Args:
         models: On one device, of equal backbones, heads and rules; they may differ in their residuals.
+
+    Attributes:
+        lengths: Where the rule leaves each image a length of its own but keeps that of the sequence.
     """
 
     def __init__(self, models: Sequence[Segmenter]) -> None:
@@ -56,6 +60,9 @@ class SegmenterStack:
             for part, view in zip(parts, self.weights[name].detach().unbind(0), strict=True):
                 part.requires_grad_(False)
                 part.data = view
+        fixed = isinstance(self.vit.merger, MPM) and self.vit.merger.keep_length
+        device = self.weights["head.weight"].device
+        self.lengths = TrialLengths(self.vit.depth, device) if fixed else None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Stacked weights, and each model's own."""
@@ -158,6 +165,8 @@ class SegmenterStack:
         )
         if plan is None:
             return state
+        if self.lengths is not None:
+            plan = self.lengths.cut(plan, index)
         x, size, _, token_of_patch, _ = state
         if size is None:
             size = torch.ones(x.shape[:2], device=x.device)

@@ -41,6 +41,12 @@ class StreamedStep:
         if self.stream is not None:
             self.stream.synchronize()
 
+    def forget(self) -> None:
+        """Capture the step anew, because its shapes have changed; one step runs eagerly before."""
+        self.wait()
+        self.graph = None
+        self._eager_calls = min(self._eager_calls, _WARM_UP - 1)
+
     def __call__(self) -> None:
         """One step."""
         with self.context():

@@ -1,5 +1,6 @@
 """Launching the fused kernels of the gated residual sum for one head and widths up to 128: buffers, chunks, tiles."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -21,30 +22,49 @@ class Tiling(NamedTuple):
     num_warps: int
     programs: int  # per multiprocessor
     registers: int | None = None  # at most, a thread
+    ahead: bool = False  # the sources' rows are gathered a tile ahead
 
     @property
     def options(self) -> dict[str, int | None]:
         """For the compiler."""
-        return {"num_warps": self.num_warps, "num_stages": 1, "maxnreg": self.registers}
+        chip = {"num_warps": self.num_warps, "num_stages": 1, "maxnreg": self.registers}
+        return {"BLOCK_E": self.block_e, "AHEAD": self.ahead, **chip}
 
 
 class Tilings(NamedTuple):
-    """The tiles of each kernel; those of the backward pass have the same members."""
+    """The tiles of each kernel."""
 
     forward: Tiling
     logit: Tiling
     hidden: Tiling
 
 
-# A few programs a multiprocessor hide the gathers' latency. Only the bf16 forward was swept (H200, width 128).
+# A few programs a multiprocessor hide the gathers' latency. Chosen by a sweep on an H200 at width 128.
+_TWO_TERMS = Tilings(Tiling(32, 4, 2), Tiling(16, 4, 2), Tiling(32, 8, 1))
 TILINGS = {
-    "fp32": Tilings(Tiling(32, 4, 2), Tiling(16, 4, 2), Tiling(16, 8, 2, 128)),
-    "tf32": Tilings(Tiling(32, 4, 2), Tiling(16, 4, 2), Tiling(16, 8, 2, 128)),
-    "bf16": Tilings(Tiling(32, 4, 3, 168), Tiling(32, 4, 2), Tiling(32, 8, 2, 128)),
+    "fp32": _TWO_TERMS,
+    "tf32": _TWO_TERMS,
+    "bf16": Tilings(Tiling(32, 4, 3, 168), Tiling(16, 4, 3, 168), Tiling(32, 8, 1)),
 }
 # bf16 terms of each factor of the product. Two have 16 bits: more than TF32's 11, and within 1e-5 of fp64.
 TERMS = {"bf16": 1, "tf32": 2, "fp32": 2}
-CHUNK_ELEMENTS = 1 << 27  # of the logits' gradients between the backward kernels, in bf16: 256 MB
+# The source's share of the hidden layer, of which a factor of the product is made, is gathered no wider than that.
+SOURCE_GATE = {"bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
+CHUNK_ELEMENTS = 1 << 29  # of the logits' gradients between the backward kernels, in bf16: 1 GB
+
+
+class _Runs(NamedTuple):
+    """How a kernel of the backward pass walks over the members: each program over a run of tiles of each chunk."""
+
+    tiling: Tiling
+    tiles_per_run: int
+    count: int  # runs of all chunks
+    at_once: int  # of one chunk: programs
+
+    @property
+    def members(self) -> int:
+        """Of one run."""
+        return self.tiles_per_run * self.tiling.block_e
 
 
 def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor, precision: str) -> Tensor:
@@ -61,7 +81,7 @@ def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor,
         sum_forward[(carry.shape[1], replicas)](
             *_inputs(tables, coefficient, order, precision)[0], *order.sums, order.scale, out, carry,
             sources, targets, members, tiles, tiles_per_run,
-            BLOCK_E=tiling.block_e, **_constants(tables, coefficient, precision), **tiling.options,
+            **_constants(tables, coefficient, precision), **tiling.options,
         )  # fmt: skip
     finish_rows(order, carry, out, tiles_per_run * tiling.block_e)
     return out
@@ -124,21 +144,17 @@ def _walk(
     Returns:
         The gradients of ``W2`` and ``b2``, which only a walk by target makes.
     """
-    tiling, terms = TILINGS[precision], TERMS[precision]
     replicas, sources, width = tables.messages.shape
     targets, rows, members = grad.shape[1], sums[0].shape[1], coefficient.shape[0]
-    tiles = triton.cdiv(members, tiling.logit.block_e)
-    programs = _programs(tables, tiling.logit)
-    chunks = max(1, triton.cdiv(replicas * members * terms * width, CHUNK_ELEMENTS))
-    tiles_per_run = max(1, triton.cdiv(tiles, chunks * programs))
-    runs = triton.cdiv(tiles, tiles_per_run)
-    at_once = min(programs, runs)
-    d_logit = grad.new_empty(
-        replicas * at_once * tiles_per_run * tiling.logit.block_e * terms * width, dtype=torch.bfloat16
-    )
-    d_weight = tables.weight.new_zeros(replicas, at_once, width, width)
-    d_bias = tables.bias.new_zeros(replicas, runs, width)
-    carries = [carry_for(out, runs) for out in sums]
+    elements = replicas * TERMS[precision] * width
+    tilings = TILINGS[precision]
+    if by_source:  # rows are the sources', and at hand
+        tilings = Tilings(*(tiling._replace(ahead=False) for tiling in tilings))
+    chunk, by_logit, by_hidden = _plan(members, CHUNK_ELEMENTS // elements, tables, tilings)
+    d_logit = grad.new_empty(chunk * elements, dtype=torch.bfloat16)
+    d_weight = tables.weight.new_empty(replicas, by_hidden.at_once, width, width)
+    d_bias = tables.bias.new_empty(replicas, by_logit.count, width)
+    carries = [carry_for(sums[0], by_logit.count), *(carry_for(out, by_hidden.count) for out in sums[1:])]
     inputs, w = _inputs(tables, coefficient, order, precision)
     _, a, b, _, c, _, _, t = inputs
     # A kernel takes a pointer even where it writes nothing.
@@ -150,20 +166,45 @@ def _walk(
         "SCATTER": scattered is not None,
         "NEEDS_T": d_sorted is not None,
     }
-    for first_run in range(0, runs, programs):
-        grid = (min(programs, runs - first_run), replicas)
-        sizes = (sources, targets, rows, members, tiles, first_run, runs, tiles_per_run)
-        logit_backward[grid](
-            grad, *inputs, *order.sums, d_m, d_t, d_bias, d_logit, sum_z, carry_z, *sizes,
-            BLOCK_E=tiling.logit.block_e, **constants, **tiling.logit.options,
+
+    def sizes(runs: _Runs, first_run: int) -> tuple[int, ...]:
+        tiles = triton.cdiv(members, runs.tiling.block_e)
+        return sources, targets, rows, members, tiles, first_run, runs.count, runs.tiles_per_run, chunk
+
+    for begin in range(0, members, chunk):
+        first_run = begin // by_logit.members
+        logit_backward[(min(by_logit.at_once, by_logit.count - first_run), replicas)](
+            grad, *inputs, *order.sums, d_m, d_t, d_bias, d_logit, sum_z, carry_z, *sizes(by_logit, first_run),
+            **constants, **by_logit.tiling.options,
         )  # fmt: skip
-        hidden_backward[grid](
-            a, b, c, w, t, *order.sums, d_a, d_t, d_weight, d_logit, sum_x, sum_c, carry_x, carry_c, *sizes,
-            BLOCK_E=tiling.hidden.block_e, **constants, **tiling.hidden.options,
+        first_run = begin // by_hidden.members
+        hidden_backward[(min(by_hidden.at_once, by_hidden.count - first_run), replicas)](
+            a, b, c, w, t, *order.sums, d_a, d_t, d_weight, d_logit, sum_x, sum_c, carry_x, carry_c,
+            *sizes(by_hidden, first_run), **constants, **by_hidden.tiling.options,
         )  # fmt: skip
-    for out, carry in zip(sums, carries, strict=True):
-        finish_rows(order, carry, out, tiles_per_run * tiling.logit.block_e)
+    finish_rows(order, carries[0], sums[0], by_logit.members)
+    for out, carry in zip(sums[1:], carries[1:], strict=True):
+        finish_rows(order, carry, out, by_hidden.members)
     return d_weight.sum(1), d_bias.sum(1)
+
+
+def _plan(members: int, most: int, tables: Tables, tilings: Tilings) -> tuple[int, _Runs, _Runs]:
+    """The members of a chunk, at most ``most`` of them where possible, and the runs of both backward kernels.
+
+    Both work through a chunk before the next one begins. Where there are several, each program of either kernel has
+    whole tiles of every chunk, so that all runs are of one length.
+    """
+    programs = [_programs(tables, tiling) for tiling in tilings[1:]]
+    at_least = math.lcm(*(n * tiling.block_e for n, tiling in zip(programs, tilings[1:], strict=True)))
+    chunk = max(1, members) if members <= most else max(1, most // at_least) * at_least
+    runs = []
+    for n, tiling in zip(programs, tilings[1:], strict=True):
+        tiles_per_run = triton.cdiv(chunk, n * tiling.block_e)
+        length = tiles_per_run * tiling.block_e
+        runs.append(
+            _Runs(tiling, tiles_per_run, triton.cdiv(members, length), triton.cdiv(min(chunk, members), length))
+        )
+    return chunk, *runs
 
 
 def _inputs(
@@ -178,7 +219,8 @@ def _inputs(
     weight_terms[(triton.cdiv(numel, 1024),)](
         tables.weight, weight, transposed, numel, WIDTH=tables.weight.shape[-1], BLOCK=1024, TERMS=terms
     )  # fmt: skip
-    return (*tables._replace(weight=weight), coefficient.index_select(0, order.member)), transposed
+    narrowed = tables._replace(weight=weight, source_gate=tables.source_gate.to(SOURCE_GATE[precision]))
+    return (*narrowed, coefficient.index_select(0, order.member)), transposed
 
 
 def _programs(tables: Tables, tiling: Tiling) -> int:

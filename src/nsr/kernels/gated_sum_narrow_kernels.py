@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 
 from nsr.kernels.launch_sizes import SIZES
-from nsr.kernels.row_runs import add_rows, close_row, row_sum, run_borders
-from nsr.kernels.tiles import gelu_parts, load_rows, multiply, sigmoid, terms_of
+from nsr.kernels.row_runs import close_row, run_borders
+from nsr.kernels.tiles import gelu, gelu_parts, load_rows, multiply, sigmoid, terms_of
 
 
 @triton.jit
@@ -41,6 +41,16 @@ def load_tile(row_ptr, other_ptr, rank_ptr, t_ptr, tile, members, BLOCK_E: tl.co
     return row, other, t, rank, newest
 
 
+@triton.jit
+def load_ends(ptr, tile, members, BLOCK_E: tl.constexpr, LONG: tl.constexpr):
+    """One end of a tile's members."""
+    at = tl.arange(0, BLOCK_E) + tile * BLOCK_E
+    end = tl.load(ptr + at, mask=at < members, other=0)
+    if LONG:
+        end = end.to(tl.int64)
+    return end
+
+
 @triton.jit(do_not_specialize=SIZES)
 def weight_terms(w_ptr, out_ptr, transposed_ptr, numel, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TERMS: tl.constexpr):
     """``W2`` and its transpose as bf16 terms, each ``[TERMS, R, D, D]``.
@@ -57,6 +67,12 @@ def weight_terms(w_ptr, out_ptr, transposed_ptr, numel, WIDTH: tl.constexpr, BLO
 
 
 @triton.jit
+def row_sum(value, rank, r, share):
+    """Sum ``share * value``, ``[channel, member]``, over the members of rank ``r``."""
+    return tl.sum(value * tl.where(rank == r, share, 0.0)[None, :], 1)
+
+
+@triton.jit
 def load_weight(w_ptr, replica, k, WIDTH: tl.constexpr, TERMS: tl.constexpr):
     """The terms of one replica's ``W2`` (each ``[out, in]``), or of its transpose."""
     numel = tl.num_programs(1) * WIDTH * WIDTH
@@ -69,20 +85,31 @@ def load_weight(w_ptr, replica, k, WIDTH: tl.constexpr, TERMS: tl.constexpr):
 
 
 @triton.jit
-def load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH: tl.constexpr):
+def add_target(a, b_ptr, c_ptr, target, t, k, WIDTH: tl.constexpr):
     """``x = a_s + b_v - t c_v``, ``[member, channel]``."""
-    x = load_rows(a_ptr, source, k, WIDTH) + load_rows(b_ptr, target, k, WIDTH)
+    x = a.to(tl.float32) + load_rows(b_ptr, target, k, WIDTH)
     return x - t[:, None] * load_rows(c_ptr, target, k, WIDTH)
 
 
 @triton.jit
-def scatter(table_ptr, source, k, value, WIDTH: tl.constexpr):
-    """Add ``[channel, member]`` to the sources' rows; a member that does not exist has a zero for row 0."""
+def load_logit_gradient(
+    d_logit_ptr, first_tile, tile, members, k, WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, TERMS: tl.constexpr
+):
+    """The terms of a tile's logit gradients, each ``[member, out]``; 0 for a member that does not exist."""
+    member = tl.arange(0, BLOCK_E)
+    pointer = d_logit_ptr + ((tile - first_tile) * BLOCK_E + member)[:, None] * (TERMS * WIDTH) + k[None, :]
+    inside = (member < members - tile * BLOCK_E)[:, None] & (k < WIDTH)[None, :]
+    y = (tl.load(pointer, mask=inside, other=0.0),)
+    for i in tl.static_range(1, TERMS):
+        y = y + (tl.load(pointer + i * WIDTH, mask=inside, other=0.0),)  # noqa: RUF005  no starred tuples
+    return y
+
+
+@triton.jit
+def scatter(table_ptr, source, rank, k, value, WIDTH: tl.constexpr):
+    """Add ``[channel, member]`` to the sources' rows, for the members that exist."""
     at = table_ptr + source[None, :] * WIDTH + k[:, None]
-    if k.shape[0] == WIDTH:
-        tl.atomic_add(at, value, sem="relaxed")
-    else:
-        tl.atomic_add(at, value, mask=(k < WIDTH)[:, None], sem="relaxed")
+    tl.atomic_add(at, value, mask=(rank >= 0)[None, :] & (k < WIDTH)[:, None], sem="relaxed")
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -112,6 +139,7 @@ def sum_forward(
     BLOCK_W: tl.constexpr,
     TERMS: tl.constexpr,
     LONG: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Rows ``K^{-1/2} sum g z``; programs are (run of tiles, replica)."""
     program, replica = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -129,26 +157,45 @@ def sum_forward(
     end = tl.minimum(begin + tiles_per_run, tiles)
     first, last, began, goes_on = run_borders(rank_ptr, begin * BLOCK_E, tl.minimum(end * BLOCK_E, members), members)
 
-    opened = first
+    opened, open_row = first, tl.load(ranked_ptr + first)
+    scale = tl.load(scale_ptr + open_row)
     total = tl.zeros([BLOCK_W], tl.float32)
     target, source, t, rank, newest = load_tile(row_ptr, other_ptr, rank_ptr, t_ptr, begin, members, BLOCK_E, LONG)
+    if AHEAD:
+        next_source = load_ends(other_ptr, begin + 1, members, BLOCK_E, LONG)
+        a = load_rows(a_ptr, source, k, WIDTH)
+        m = load_rows(m_ptr, source, k, WIDTH)
     for tile in range(begin, end):
-        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH)
-        z = load_rows(m_ptr, source, k, WIDTH) - t[:, None] * load_rows(u_ptr, target, k, WIDTH)
-        next_target, next_source, next_t, next_rank, next_newest = load_tile(
+        if AHEAD:
+            next_a = load_rows(a_ptr, next_source, k, WIDTH)
+            next_m = load_rows(m_ptr, next_source, k, WIDTH)
+            after = load_ends(other_ptr, tile + 2, members, BLOCK_E, LONG)
+        else:
+            a = load_rows(a_ptr, source, k, WIDTH)
+            m = load_rows(m_ptr, source, k, WIDTH)
+        x = add_target(a, b_ptr, c_ptr, target, t, k, WIDTH)
+        z = m - t[:, None] * load_rows(u_ptr, target, k, WIDTH)
+        next_target, next_source_, next_t, next_rank, next_newest = load_tile(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
         )
-        cdf, _ = gelu_parts(x)
-        q = terms_of(x * cdf, TERMS)
+        q = terms_of(gelu(x), TERMS)
         logit = multiply(w, q, tl.zeros([BLOCK_W, BLOCK_E], tl.float32), False, True, TERMS)  # shape: [out, member]
-        value = sigmoid(logit + bias[:, None]) * tl.trans(z)
-        total = add_rows(
-            total, value, rank, opened, newest, began, goes_on, ranked_ptr, scale_ptr, out_ptr, carry_ptr, WIDTH, k,
-            WIDTH, 1, True,
-        )  # fmt: skip
+        value = sigmoid(logit, bias[:, None]) * tl.trans(z)
+        for r in range(opened, newest):  # rows that end here
+            total += row_sum(value, rank, r, 1.0)
+            close_row(total * scale, open_row, r, began, goes_on, out_ptr, carry_ptr, WIDTH, k, WIDTH)
+            open_row = tl.load(ranked_ptr + r + 1)
+            scale = tl.load(scale_ptr + open_row)
+            total = tl.zeros([BLOCK_W], tl.float32)
+        total += row_sum(value, rank, newest, 1.0)
         opened = newest
-        target, source, t, rank, newest = next_target, next_source, next_t, next_rank, next_newest
-    close_row(total, last, began, goes_on, ranked_ptr, scale_ptr, out_ptr, carry_ptr, WIDTH, k, WIDTH, True)
+        target, t, rank, newest = next_target, next_t, next_rank, next_newest
+        if AHEAD:
+            next_source = after
+            a, m = next_a, next_m
+        else:
+            source = next_source_
+    close_row(total * scale, open_row, last, began, goes_on, out_ptr, carry_ptr, WIDTH, k, WIDTH)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -180,11 +227,13 @@ def logit_backward(
     first_run,
     runs,
     tiles_per_run,
+    chunk,
     WIDTH: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_W: tl.constexpr,
     TERMS: tl.constexpr,
     LONG: tl.constexpr,
+    AHEAD: tl.constexpr,
     BY_SOURCE: tl.constexpr,
     SCATTER: tl.constexpr,
     NEEDS_T: tl.constexpr,
@@ -207,7 +256,8 @@ def logit_backward(
     sum_ptr += replica * rows * WIDTH
     carry_ptr += (replica * runs + run) * 2 * WIDTH
     # The chunk holds the members of all programs of this launch.
-    d_logit_ptr += (replica * tl.num_programs(0) + tl.program_id(0)) * tiles_per_run * BLOCK_E * TERMS * WIDTH
+    d_logit_ptr += replica * chunk * TERMS * WIDTH
+    first_tile = first_run * tiles_per_run
     k = tl.arange(0, BLOCK_W)
     within = k < WIDTH
     w = load_weight(w_ptr, replica, k, WIDTH, TERMS)
@@ -216,50 +266,65 @@ def logit_backward(
     end = tl.minimum(begin + tiles_per_run, tiles)
     first, last, began, goes_on = run_borders(rank_ptr, begin * BLOCK_E, tl.minimum(end * BLOCK_E, members), members)
 
-    opened = first
+    opened, open_row = first, tl.load(ranked_ptr + first)
     total = tl.zeros([BLOCK_W], tl.float32)
     d_bias = tl.zeros([BLOCK_W], tl.float32)
     row, other, t, rank, newest = load_tile(row_ptr, other_ptr, rank_ptr, t_ptr, begin, members, BLOCK_E, LONG)
+    if AHEAD:
+        next_source = load_ends(other_ptr, begin + 1, members, BLOCK_E, LONG)
+        a = load_rows(a_ptr, other, k, WIDTH)
+        m = load_rows(m_ptr, other, k, WIDTH)
     for tile in range(begin, end):
         if BY_SOURCE:
             source, target = row, other
         else:
             source, target = other, row
-        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH)
+        if AHEAD:
+            next_a = load_rows(a_ptr, next_source, k, WIDTH)
+            next_m = load_rows(m_ptr, next_source, k, WIDTH)
+            after = load_ends(other_ptr, tile + 2, members, BLOCK_E, LONG)
+        else:
+            a = load_rows(a_ptr, source, k, WIDTH)
+            m = load_rows(m_ptr, source, k, WIDTH)
+        x = add_target(a, b_ptr, c_ptr, target, t, k, WIDTH)
         u = load_rows(u_ptr, target, k, WIDTH)
-        z = load_rows(m_ptr, source, k, WIDTH) - t[:, None] * u
-        # A member that does not exist has no gradient.
-        from_sum = tl.where((rank >= 0)[:, None], load_rows(grad_ptr, target, k, WIDTH), 0.0)
+        z = m - t[:, None] * u
+        from_sum = load_rows(grad_ptr, target, k, WIDTH)
         next_row, next_other, next_t, next_rank, next_newest = load_tile(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
         )
-        cdf, _pdf = gelu_parts(x)
-        q = terms_of(x * cdf, TERMS)
+        q = terms_of(gelu(x), TERMS)
         logit = multiply(w, q, tl.zeros([BLOCK_W, BLOCK_E], tl.float32), False, True, TERMS)  # shape: [out, member]
-        g = sigmoid(logit + bias[:, None])
+        g = sigmoid(logit, bias[:, None])
         d_z = tl.trans(from_sum) * g
-        d_logit = d_z * tl.trans(z) * (1.0 - g)
+        d_logit = d_z * tl.trans(z)
+        d_logit -= d_logit * g
         y = terms_of(d_logit, TERMS)
-        in_chunk = ((tile - begin) * BLOCK_E + tl.arange(0, BLOCK_E))[None, :] * (TERMS * WIDTH) + k[:, None]
+        at = ((tile - first_tile) * BLOCK_E + tl.arange(0, BLOCK_E))[None, :] * (TERMS * WIDTH) + k[:, None]
         for i in tl.static_range(TERMS):
-            tl.store(d_logit_ptr + in_chunk + i * WIDTH, y[i], mask=within[:, None])
+            tl.store(d_logit_ptr + at + i * WIDTH, y[i], mask=within[:, None] & (rank >= 0)[None, :])
         if SCATTER:
-            scatter(d_m_ptr, source, k, d_z, WIDTH)
+            scatter(d_m_ptr, source, rank, k, d_z, WIDTH)
         if NEEDS_T:
             d_t = -tl.sum(d_z * tl.trans(u), 0)
             tl.store(d_t_ptr + tl.arange(0, BLOCK_E) + tile * BLOCK_E, d_t, mask=rank >= 0)
         if BY_SOURCE:
-            value = d_z
+            share = tl.full([BLOCK_E], 1.0, tl.float32)
         else:
-            value = -t[None, :] * d_z
-            d_bias += tl.sum(d_logit, 1)
-        total = add_rows(
-            total, value, rank, opened, newest, began, goes_on, ranked_ptr, t_ptr, sum_ptr, carry_ptr, WIDTH, k,
-            WIDTH, 1, False,
-        )  # fmt: skip
+            share = -t
+            d_bias += tl.sum(d_logit * (rank >= 0).to(tl.float32)[None, :], 1)
+        for r in range(opened, newest):  # rows that end here
+            total += row_sum(d_z, rank, r, share)
+            close_row(total, open_row, r, began, goes_on, sum_ptr, carry_ptr, WIDTH, k, WIDTH)
+            open_row = tl.load(ranked_ptr + r + 1)
+            total = tl.zeros([BLOCK_W], tl.float32)
+        total += row_sum(d_z, rank, newest, share)
         opened = newest
         row, other, t, rank, newest = next_row, next_other, next_t, next_rank, next_newest
-    close_row(total, last, began, goes_on, ranked_ptr, t_ptr, sum_ptr, carry_ptr, WIDTH, k, WIDTH, False)
+        if AHEAD:
+            next_source = after
+            a, m = next_a, next_m
+    close_row(total, open_row, last, began, goes_on, sum_ptr, carry_ptr, WIDTH, k, WIDTH)
     if not BY_SOURCE:
         tl.store(d_bias_ptr + (replica * runs + run) * WIDTH + k, d_bias, mask=within)
 
@@ -291,11 +356,13 @@ def hidden_backward(
     first_run,
     runs,
     tiles_per_run,
+    chunk,
     WIDTH: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_W: tl.constexpr,
     TERMS: tl.constexpr,
     LONG: tl.constexpr,
+    AHEAD: tl.constexpr,
     BY_SOURCE: tl.constexpr,
     SCATTER: tl.constexpr,
     NEEDS_T: tl.constexpr,
@@ -316,7 +383,8 @@ def hidden_backward(
     sum_c_ptr += replica * rows * WIDTH
     carry_ptr += (replica * runs + run) * 2 * WIDTH
     carry_c_ptr += (replica * runs + run) * 2 * WIDTH
-    d_logit_ptr += (replica * tl.num_programs(0) + tl.program_id(0)) * tiles_per_run * BLOCK_E * TERMS * WIDTH
+    d_logit_ptr += replica * chunk * TERMS * WIDTH
+    first_tile = first_run * tiles_per_run
     k = tl.arange(0, BLOCK_W)
     within = k < WIDTH
     w = load_weight(w_ptr, replica, k, WIDTH, TERMS)
@@ -324,21 +392,30 @@ def hidden_backward(
     end = tl.minimum(begin + tiles_per_run, tiles)
     first, last, began, goes_on = run_borders(rank_ptr, begin * BLOCK_E, tl.minimum(end * BLOCK_E, members), members)
 
-    opened = first
+    opened, open_row = first, tl.load(ranked_ptr + first)
     total = tl.zeros([BLOCK_W], tl.float32)
     total_c = tl.zeros([BLOCK_W], tl.float32)
     d_w = tl.zeros([BLOCK_W, BLOCK_W], tl.float32)
     row, other, t, rank, newest = load_tile(row_ptr, other_ptr, rank_ptr, t_ptr, begin, members, BLOCK_E, LONG)
+    if AHEAD:
+        next_source = load_ends(other_ptr, begin + 1, members, BLOCK_E, LONG)
+        a = load_rows(a_ptr, other, k, WIDTH)
+        y = load_logit_gradient(d_logit_ptr, first_tile, begin, members, k, WIDTH, BLOCK_E, TERMS)
     for tile in range(begin, end):
         if BY_SOURCE:
             source, target = row, other
         else:
             source, target = other, row
-        in_chunk = (tl.arange(0, BLOCK_E) + (tile - begin) * BLOCK_E) * TERMS
-        y = (load_rows(d_logit_ptr, in_chunk, k, WIDTH),)  # shape: [member, out]
-        for i in tl.static_range(1, TERMS):
-            y = y + (load_rows(d_logit_ptr, in_chunk + i, k, WIDTH),)  # noqa: RUF005  no starred tuples
-        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH)
+        if AHEAD:
+            next_a = load_rows(a_ptr, next_source, k, WIDTH)
+            next_y = load_logit_gradient(
+                d_logit_ptr, first_tile, tl.minimum(tile + 1, end - 1), members, k, WIDTH, BLOCK_E, TERMS
+            )
+            after = load_ends(other_ptr, tile + 2, members, BLOCK_E, LONG)
+        else:
+            a = load_rows(a_ptr, source, k, WIDTH)
+            y = load_logit_gradient(d_logit_ptr, first_tile, tile, members, k, WIDTH, BLOCK_E, TERMS)
+        x = add_target(a, b_ptr, c_ptr, target, t, k, WIDTH)
         next_row, next_other, next_t, next_rank, next_newest = load_tile(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
         )
@@ -349,28 +426,32 @@ def hidden_backward(
             d_w = multiply(y, q, d_w, True, False, TERMS)  # shape: [out, in]
         d_x = d_q * tl.trans(cdf + x * pdf)
         if SCATTER:
-            scatter(d_a_ptr, source, k, d_x, WIDTH)
+            scatter(d_a_ptr, source, rank, k, d_x, WIDTH)
         if NEEDS_T:
             c = tl.trans(load_rows(c_ptr, target, k, WIDTH))
             d_t_at = d_t_ptr + tl.arange(0, BLOCK_E) + tile * BLOCK_E
             d_t = tl.load(d_t_at, mask=rank >= 0, other=0.0) - tl.sum(d_x * c, 0)
             tl.store(d_t_at, d_t, mask=rank >= 0)
         for r in range(opened, newest):  # rows that end here
-            total += row_sum(d_x, rank, r, 1)
-            close_row(total, r, began, goes_on, ranked_ptr, t_ptr, sum_ptr, carry_ptr, WIDTH, k, WIDTH, False)
+            total += row_sum(d_x, rank, r, 1.0)
+            close_row(total, open_row, r, began, goes_on, sum_ptr, carry_ptr, WIDTH, k, WIDTH)
             total = tl.zeros([BLOCK_W], tl.float32)
             if not BY_SOURCE:
-                total_c -= row_sum(d_x * t[None, :], rank, r, 1)
-                close_row(total_c, r, began, goes_on, ranked_ptr, t_ptr, sum_c_ptr, carry_c_ptr, WIDTH, k, WIDTH, False)
+                total_c += row_sum(d_x, rank, r, -t)
+                close_row(total_c, open_row, r, began, goes_on, sum_c_ptr, carry_c_ptr, WIDTH, k, WIDTH)
                 total_c = tl.zeros([BLOCK_W], tl.float32)
-        total += row_sum(d_x, rank, newest, 1)
+            open_row = tl.load(ranked_ptr + r + 1)
+        total += row_sum(d_x, rank, newest, 1.0)
         if not BY_SOURCE:
-            total_c -= row_sum(d_x * t[None, :], rank, newest, 1)
+            total_c += row_sum(d_x, rank, newest, -t)
         opened = newest
         row, other, t, rank, newest = next_row, next_other, next_t, next_rank, next_newest
-    close_row(total, last, began, goes_on, ranked_ptr, t_ptr, sum_ptr, carry_ptr, WIDTH, k, WIDTH, False)
+        if AHEAD:
+            next_source = after
+            a, y = next_a, next_y
+    close_row(total, open_row, last, began, goes_on, sum_ptr, carry_ptr, WIDTH, k, WIDTH)
     if not BY_SOURCE:
-        close_row(total_c, last, began, goes_on, ranked_ptr, t_ptr, sum_c_ptr, carry_c_ptr, WIDTH, k, WIDTH, False)
+        close_row(total_c, open_row, last, began, goes_on, sum_c_ptr, carry_c_ptr, WIDTH, k, WIDTH)
         # The same programs come with every chunk: each goes on with its own partial sum.
         at = (replica * tl.num_programs(0) + tl.program_id(0)) * WIDTH * WIDTH + k[:, None] * WIDTH + k[None, :]
         inside = within[:, None] & within[None, :]

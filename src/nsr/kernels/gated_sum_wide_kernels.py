@@ -76,7 +76,7 @@ def load_gate(
             q1, q2, q3 = split(load_gelu(a_ptr, b_ptr, c_ptr, t_ptr, source, target, member, k, WIDTH, HEADS))
             w1, w2, w3 = load_weight(w_ptr, n, k, WIDTH)
             logit = product(q1, q2, q3, tl.trans(w1), tl.trans(w2), tl.trans(w3), logit, TERMS)
-    return sigmoid(logit)
+    return sigmoid(logit, 0.0)
 
 
 @triton.jit

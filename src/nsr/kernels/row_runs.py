@@ -27,44 +27,36 @@ def run_borders(rank_ptr, begin, end, members):
 
 @triton.jit
 def add_rows(
-    total, value, rank, opened, newest, began, goes_on, ranked_ptr, scale_ptr, out_ptr, carry_ptr, stride, column,
-    WIDTH: tl.constexpr, AXIS: tl.constexpr, SCALED: tl.constexpr,
+    total, row, value, rank, opened, newest, began, goes_on, ranked_ptr, out_ptr, carry_ptr, stride, column,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile's members to the sum of the open row; store the rows that end in the tile, return the one open now.
+    """Add a tile's members to the sum of the open row; store the rows that end in the tile.
 
     Args:
         total: Sum so far of the row of rank ``opened``, ``[channel]``.
-        value: What is summed; ``AXIS`` is that of the members.
+        row: That row; known before it is stored to, so that nothing waits for it there.
+        value: What is summed, ``[member, channel]``.
         rank: Rank of each member, -1 where there is none.
         opened: Rank that was open before the tile.
         newest: Rank of the tile's last member.
         began, goes_on: See :func:`run_borders`.
         stride: Elements from row to row of ``out``.
         column: Channels of ``value``.
-        SCALED: Multiply each sum by its row's ``scale``.
+
+    Returns:
+        The sum of the row that is open now, and that row.
     """
     for r in range(opened, newest):
-        total += row_sum(value, rank, r, AXIS)
-        close_row(total, r, began, goes_on, ranked_ptr, scale_ptr, out_ptr, carry_ptr, stride, column, WIDTH, SCALED)
+        total += tl.sum(tl.where((rank == r)[:, None], value, 0.0), 0)
+        close_row(total, row, r, began, goes_on, out_ptr, carry_ptr, stride, column, WIDTH)
+        row = tl.load(ranked_ptr + r + 1)
         total = tl.zeros_like(total)
-    return total + row_sum(value, rank, newest, AXIS)
+    return total + tl.sum(tl.where((rank == newest)[:, None], value, 0.0), 0), row
 
 
 @triton.jit
-def row_sum(value, rank, r, AXIS: tl.constexpr):
-    """Sum ``value`` over the members of rank ``r``."""
-    return tl.sum(tl.where(tl.expand_dims(rank == r, 1 - AXIS), value, 0.0), AXIS)
-
-
-@triton.jit
-def close_row(
-    total, r, began, goes_on, ranked_ptr, scale_ptr, out_ptr, carry_ptr, stride, column,
-    WIDTH: tl.constexpr, SCALED: tl.constexpr,
-):  # fmt: skip
-    """Store the sum of a rank in its row of ``out``, or in this run's carry where the row crosses a border."""
-    row = tl.load(ranked_ptr + r)
-    if SCALED:
-        total *= tl.load(scale_ptr + row)
+def close_row(total, row, r, began, goes_on, out_ptr, carry_ptr, stride, column, WIDTH: tl.constexpr):
+    """Store the sum of rank ``r`` in its row of ``out``, or in this run's carry where the row crosses a border."""
     at = out_ptr + row.to(tl.int64) * stride
     if r == goes_on:
         at = carry_ptr + stride

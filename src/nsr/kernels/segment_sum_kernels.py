@@ -43,7 +43,7 @@ def weighted_sum(
     out_ptr += replica * rows * WIDTH
     carry_ptr += (replica * tl.num_programs(0) + program) * 2 * WIDTH
 
-    opened = first
+    opened, open_row = first, tl.load(ranked_ptr + first)
     total = tl.zeros([BLOCK_D], tl.float32)
     for start in range(begin, end, BLOCK_E):
         at = start + tl.arange(0, BLOCK_E)
@@ -58,12 +58,12 @@ def weighted_sum(
             t = tl.load(t_ptr + (member * HEADS)[:, None] + head[None, :])
         value = t * load_rows(x_ptr, other, n, WIDTH)
         newest = tl.load(rank_ptr + tl.minimum(start + BLOCK_E, end) - 1)
-        total = add_rows(
-            total, value, rank, opened, newest, began, goes_on, ranked_ptr, t_ptr, out_ptr, carry_ptr, WIDTH, n,
-            WIDTH, 0, False,
+        total, open_row = add_rows(
+            total, open_row, value, rank, opened, newest, began, goes_on, ranked_ptr, out_ptr, carry_ptr, WIDTH, n,
+            WIDTH,
         )  # fmt: skip
         opened = newest
-    close_row(total, last, began, goes_on, ranked_ptr, t_ptr, out_ptr, carry_ptr, WIDTH, n, WIDTH, False)
+    close_row(total, open_row, last, began, goes_on, out_ptr, carry_ptr, WIDTH, n, WIDTH)
 
 
 @triton.jit(do_not_specialize=SIZES)

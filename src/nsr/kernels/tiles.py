@@ -121,9 +121,9 @@ def reciprocal(x):
 
 
 @triton.jit
-def sigmoid(x):
-    """``1 / (1 + e^-x)``."""
-    return reciprocal(1.0 + exp2(-1.4426950408889634 * x))
+def sigmoid(x, bias):
+    """``1 / (1 + e^-(x + bias))``."""
+    return reciprocal(1.0 + exp2(-1.4426950408889634 * x + -1.4426950408889634 * bias))
 
 
 @triton.jit
@@ -150,18 +150,30 @@ def product(a1, a2, a3, b1, b2, b3, total, TERMS: tl.constexpr):
 
 
 @triton.jit
-def gelu_parts(x):
-    """The normal distribution function and density at ``x``; GELU is ``x cdf``, its slope ``cdf + x pdf``.
+def normal_tail(x):
+    """``P(N > |x|)`` of a normal ``N``, and ``e^(-x^2 / 2)``.
 
     The error function is Abramowitz and Stegun's 7.1.26: within 1.5e-7 of the exact one, fp32's own rounding, and it
     shares its exponential with the density.
     """
-    density = exp2(-0.7213475204444817 * x * x)  # e^(-x^2 / 2)
+    density = exp2(-0.7213475204444817 * x * x)
     k = reciprocal(1.0 + 0.2316418882 * tl.abs(x))  # 0.3275911 / sqrt(2)
     tail = k * (0.127414796 + k * (-0.142248368 + k * (0.7107068705 + k * (-0.7265760135 + k * 0.5307027145))))
-    tail *= density
-    cdf = tl.where(x >= 0, 1.0 - tail, tail)
-    return cdf, density * 0.3989422804014327
+    return tail * density, density
+
+
+@triton.jit
+def gelu(x):
+    """``x cdf(x)`` with as few instructions as it takes."""
+    tail, _ = normal_tail(x)
+    return tl.maximum(x, 0.0) - tl.abs(x) * tail
+
+
+@triton.jit
+def gelu_parts(x):
+    """The normal distribution function and density at ``x``; GELU is ``x cdf``, its slope ``cdf + x pdf``."""
+    tail, density = normal_tail(x)
+    return tl.where(x >= 0, 1.0 - tail, tail), density * 0.3989422804014327
 
 
 @triton.jit

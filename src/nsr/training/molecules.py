@@ -13,6 +13,7 @@ from nsr.graph.models import GraphModel
 from nsr.training import loop
 from nsr.training.batch_norm import row_weights, weigh_batch_norm
 from nsr.training.capture import CapturedStep
+from nsr.training.fused_norms import fuse_norms
 from nsr.training.molecule_batches import Batch, MoleculeStore
 from nsr.training.noise import key_of, permutation, seed_dropout
 from nsr.training.normalisation import gcn_members, preset_normalisation
@@ -83,8 +84,9 @@ def molecule_run(
     """
     if len(models) != len(seeds):
         raise ValueError(f"Give one model a seed; got {len(models)} models and {len(seeds)} seeds.")
-    seeded = [weigh_batch_norm(seed_dropout(model, seed)) for model, seed in zip(models, seeds, strict=True)]
-    trainer = _Trainer(seeded, data, epochs, batch, rule, torch.device(device))
+    seeded = [seed_dropout(model, seed) for model, seed in zip(models, seeds, strict=True)]
+    ready = [fuse_norms(weigh_batch_norm(model)) for model in seeded]
+    trainer = _Trainer(ready, data, epochs, batch, rule, torch.device(device))
     done, seconds = yield from loop.train(trainer, epochs, look_every, watch, save_to, configuration)
     return trainer.outcome(done, seconds)
 

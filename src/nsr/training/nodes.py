@@ -13,6 +13,7 @@ from nsr.data.node_graph import NodeGraph
 from nsr.graph.models import GraphModel
 from nsr.training import loop
 from nsr.training.capture import CapturedStep
+from nsr.training.fused_norms import fuse_norms
 from nsr.training.node_metrics import accuracy, roc_auc
 from nsr.training.noise import seed_dropout
 from nsr.training.normalisation import gcn_members, preset_normalisation
@@ -77,7 +78,8 @@ def node_run(
         save_to: Where to keep a checkpoint about once a minute; a run that finds one goes on from it.
         configuration: What makes a checkpoint that of this run.
     """
-    trainer = _Trainer([seed_dropout(model, seed) for model in models], graph, splits, rule, torch.device(device))
+    ready = [fuse_norms(seed_dropout(model, seed)) for model in models]
+    trainer = _Trainer(ready, graph, splits, rule, torch.device(device))
     done, seconds = yield from loop.train(trainer, epochs, LOOK_EVERY, watch, save_to, configuration)
     return trainer.outcome(done, seconds)
 

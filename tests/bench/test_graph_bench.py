@@ -67,6 +67,7 @@ def test_commands(command: str, tmp_path: Path) -> None:
         assert all(arm["milliseconds"]["median"] > 0 for arm in timed.values())
         if command == "graph":
             assert max(arms["kernel errors"]["fp32"].values()) < 1e-5
+            assert max(arms["model errors"]["fp32"].values()) < 1e-4
 
 
 def test_published_graph_where_it_is_at_hand(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_only_some_arms_kept_after_each_graph() -> None:
     kept = []
     record = bench_graph(torch.device("cpu"), machine="here", quick=True, only=["GCN*"], keep=kept.append)
     (arms,) = record.metrics.values()
-    assert set(arms) == {"kernel errors", "GCN, eager"}
+    assert set(arms) == {"kernel errors", "model errors", "GCN, eager"}
     assert [so_far.metrics for so_far in kept] == [record.metrics]
     with pytest.raises(ValueError, match=r"only=\['none'\] matches no arm; there are \['GCN, eager', "):
         bench_graph(torch.device("cpu"), machine="here", quick=True, only=["none"])

@@ -9,9 +9,8 @@ unless an arm says TF32 or bf16. An arm that fails is recorded with its error, a
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -25,10 +24,19 @@ from nsr.bench.graph_cases import MINESWEEPER, QUICK, ROMAN_EMPIRE, TOLOKERS, Gr
 from nsr.bench.interleaved import interleaved
 from nsr.bench.kernel_errors import kernel_errors
 from nsr.bench.kernel_times import kernel_times
+from nsr.bench.model_errors import model_errors
 from nsr.experiments.record import Record, command_line, environment
 
 LAYERS, WIDTH, REPLICAS = 4, 128, 10
 REFERENCE = "NSR as worded, eager"  # of every ratio
+
+# What each precision means: what torch.set_float32_matmul_precision is told, and whether bf16 autocast is on.
+MODES = {
+    "fp32": ("highest", False),
+    "TF32": ("high", False),
+    "bf16": ("medium", False),
+    "bf16 autocast": ("medium", True),
+}
 
 Build = Callable[[steps.Task], Callable[[], None]]
 
@@ -130,7 +138,10 @@ def _compile(case: GraphCase, name: str, device: torch.device) -> None:
 
 def _measure(task: steps.Task, arms: dict[str, Arm], quick: bool) -> dict[str, Any]:
     on_gpu = task.device.type == "cuda"
-    result: dict[str, Any] = {"kernel errors": kernel_errors(task.normalised[0], task.nodes, task.width)}
+    result: dict[str, Any] = {
+        "kernel errors": kernel_errors(task.normalised[0], task.nodes, task.width),
+        "model errors": model_errors(task, MODES if on_gpu else {"fp32": MODES["fp32"]}),
+    }
     built: dict[str, Callable[[], object]] = {}
     peaks: dict[str, int | None] = {}
     for name, arm in arms.items():
@@ -169,6 +180,9 @@ def _arms(on_gpu: bool, quick: bool) -> dict[str, Arm]:
             if not quick:
                 both = _step(steps.trained, captured=True, compiled=True)
                 arms[f"NSR, compiled and captured, {precision}"] = Arm(both, told, compiled=True)
+        if not quick:
+            every = _step(steps.trained, captured=True, compiled=True, autocast=True)
+            arms["NSR, compiled and captured, bf16 autocast"] = Arm(every, "medium", compiled=True)
     arms["NSR, one replica"] = Arm(_replicas(1))
     arms["NSR, ten replicas"] = Arm(_replicas(REPLICAS), replicas=REPLICAS)
     return arms
@@ -190,11 +204,11 @@ def _build(arm: Arm, task: steps.Task) -> tuple[Callable[[], None], int | None]:
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated(task.device)
         torch.cuda.reset_peak_memory_stats(task.device)
-    with _matmul_precision(arm.precision):
+    with steps.matmul_precision(arm.precision):
         step = arm.build(task)
 
     def call() -> None:
-        with _matmul_precision(arm.precision):
+        with steps.matmul_precision(arm.precision):
             step()
 
     for _ in range(5 if on_gpu else 1):  # on a GPU three eager calls and the capture, where there is one
@@ -203,13 +217,3 @@ def _build(arm: Arm, task: steps.Task) -> tuple[Callable[[], None], int | None]:
         return call, None
     torch.cuda.synchronize(task.device)
     return call, torch.cuda.max_memory_allocated(task.device) - before
-
-
-@contextmanager
-def _matmul_precision(told: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(told)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

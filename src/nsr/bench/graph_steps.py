@@ -1,6 +1,7 @@
 """Training steps on one graph, each as its users would write it: forward, backward, clip, Adam."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -83,15 +84,38 @@ def trained(task: Task) -> nn.Module:
     return model
 
 
-def step(model: nn.Module, task: Task, *, compiled: bool = False, captured: bool = False) -> Callable[[], None]:
-    """One training step of a model with torch's own Adam."""
+@contextmanager
+def matmul_precision(told: str) -> Iterator[None]:
+    """What ``torch.set_float32_matmul_precision`` is told inside the block."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(told)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def step(
+    model: nn.Module, task: Task, *, compiled: bool = False, captured: bool = False, autocast: bool = False
+) -> Callable[[], None]:
+    """One training step of a model with torch's own Adam.
+
+    Args:
+        model: What is trained.
+        task: On what.
+        compiled: By ``torch.compile``, without a break in its graph.
+        captured: In a CUDA graph.
+        autocast: Every product of the forward and backward pass in bf16.
+    """
     on_gpu = task.device.type == "cuda"
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, fused=True, capturable=on_gpu)
-    call = torch.compile(model, dynamic=False) if compiled else model
+    call = torch.compile(model, dynamic=False, fullgraph=True) if compiled else model
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(call(task.x, task.edge_index), task.labels).backward()
+        with torch.autocast(task.device.type, torch.bfloat16, enabled=autocast):
+            logits = call(task.x, task.edge_index)
+        F.cross_entropy(logits.float(), task.labels).backward()
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
 

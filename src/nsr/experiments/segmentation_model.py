@@ -1,5 +1,7 @@
 """The models of a segmentation experiment: one backbone and head, and what is added to them."""
 
+import copy
+from functools import cache
 from pathlib import Path
 
 import timm
@@ -42,13 +44,20 @@ def make_backbone(task: SegmentationTask, folder: Path) -> VisionTransformer:
             num_heads=shape.heads,
             num_classes=0,
         )
-    backbone = timm.create_model("deit_tiny_patch16_224", img_size=task.window, num_classes=0)
     path = folder / WEIGHTS
     if not path.is_file():
         raise ValueError(
             f"DeiT-Tiny's weights are not at {path}. Save timm's deit_tiny_patch16_224.fb_in1k there as safetensors: "
             "it is model.safetensors of huggingface.co/timm/deit_tiny_patch16_224.fb_in1k."
         )
+    return copy.deepcopy(_deit_tiny(task.window, path))
+
+
+@cache
+def _deit_tiny(window: tuple[int, int], path: Path) -> VisionTransformer:
+    """Built and read once a process, which makes dozens of them in a sweep; for copies alone."""
+    with torch.random.fork_rng(devices=[]):  # whoever comes first draws no other weights than those who come later
+        backbone = timm.create_model("deit_tiny_patch16_224", img_size=window, num_classes=0)
     assert isinstance(backbone, VisionTransformer)
     load_pretrained(backbone, path)
     return backbone

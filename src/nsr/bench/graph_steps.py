@@ -103,19 +103,23 @@ def step(
     Args:
         model: What is trained.
         task: On what.
-        compiled: By ``torch.compile``, without a break in its graph.
+        compiled: Model and loss by ``torch.compile``.
         captured: In a CUDA graph.
         autocast: Every product of the forward and backward pass in bf16.
     """
     on_gpu = task.device.type == "cuda"
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, fused=True, capturable=on_gpu)
-    call = torch.compile(model, dynamic=False, fullgraph=True) if compiled else model
+
+    def loss() -> Tensor:
+        with torch.autocast(task.device.type, torch.bfloat16, enabled=autocast):
+            logits = model(task.x, task.edge_index)
+        return F.cross_entropy(logits.float(), task.labels)
+
+    call = torch.compile(loss, dynamic=False) if compiled else loss
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(task.device.type, torch.bfloat16, enabled=autocast):
-            logits = call(task.x, task.edge_index)
-        F.cross_entropy(logits.float(), task.labels).backward()
+        call().backward()
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
 

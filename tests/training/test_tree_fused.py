@@ -43,13 +43,18 @@ def test_equal_to_the_plain_twin(errors: dict[str, float], case: str) -> None:
 @pytest.mark.parametrize("whole_trees", [False, True])
 @pytest.mark.parametrize("backbone", ["gcn", "sage", "gin"])
 def test_equal_on_a_gpu(backbone: str, whole_trees: bool, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the sizes of training: many programs at once, many pairs that read one row."""
+    """At the sizes of training: many programs at once, many pairs that read one row.
+
+    A ReLU of GIN whose input is 0 but for rounding has one gradient or another: plain operators in single precision are
+    then as far from those in double (1.8e-3 at depth 6).
+    """
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     monkeypatch.syspath_prepend(str(PROGRAM.parent))
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    from trees_compared import Case, error
+    from trees_compared import Case, errors_in_double
 
     case = Case(backbone, "nsr", width=32, depth=depth, trees=64, whole_trees=whole_trees)  # type: ignore[arg-type]
     torch.set_float32_matmul_precision("highest")
-    assert error(case, "cuda") <= 1e-3
+    ours, plain = errors_in_double(case, "cuda")
+    assert ours <= max(1e-3, 2 * plain)

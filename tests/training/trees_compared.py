@@ -46,7 +46,7 @@ CASES = {
 }
 
 
-def results(case: Case, fused: bool, device: str = "cpu") -> dict[str, Tensor]:
+def results(case: Case, fused: bool, device: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Loss, right answers, each gradient, logits at rest and BatchNorm's statistics after one batch."""
     leaves, layers = 2**case.depth, case.depth + 1
     models = [
@@ -59,7 +59,7 @@ def results(case: Case, fused: bool, device: str = "cpu") -> dict[str, Tensor]:
             outputs=leaves,
             layers=layers,
             readout="root",
-        )
+        ).to(dtype)
         for seed in SEEDS
     ]
     replicas = Replicas(models, device)
@@ -82,11 +82,21 @@ def results(case: Case, fused: bool, device: str = "cpu") -> dict[str, Tensor]:
     return {"loss": losses.detach(), "right": right, "logits": logits.detach(), **gradients, **replicas.buffers}
 
 
-def error(case: Case, device: str = "cpu") -> float:
+def apart(ours: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     """The largest difference of any result, relative to its largest value; 1e-6 of anything is nothing."""
-    ours, plain = results(case, True, device), results(case, False, device)
-    assert ours.keys() == plain.keys()
-    return max(float((ours[name] - plain[name]).abs().max() / (plain[name].abs().max() + 1e-2)) for name in plain)
+    assert ours.keys() == right.keys()
+    return max(float((ours[name] - right[name]).abs().max() / (right[name].abs().max() + 1e-2)) for name in right)
+
+
+def error(case: Case) -> float:
+    """How far the kernels are from plain operators, on a CPU."""
+    return apart(results(case, True, "cpu"), results(case, False, "cpu"))
+
+
+def errors_in_double(case: Case, device: str) -> tuple[float, float]:
+    """How far the kernels are from plain operators in double precision, and how far plain ones in single are."""
+    right = results(case, False, device, torch.float64)
+    return apart(results(case, True, device), right), apart(results(case, False, device), right)
 
 
 def adam_error(rows: int, length: int, weight_decay: float) -> float:

@@ -59,7 +59,8 @@ class Replicas:
         self.count = len(models)
         every = {name: torch.stack([b[name] for b in buffers]).to(device) for name in buffers[0]}
         self.buffers = {name: values for name, values in every.items() if not _constant(name, values)}
-        self.rows = torch.zeros(self.count, sum(_padded(s) for s in shapes[0].values()), device=device)
+        dtype = next(models[0].parameters()).dtype
+        self.rows = torch.zeros(self.count, sum(_padded(s) for s in shapes[0].values()), device=device, dtype=dtype)
         self.gradient, self.first, self.second = (torch.zeros_like(self.rows) for _ in range(3))
         self.steps = torch.zeros((), device=device)
         self.parameters = _cut(self.rows, shapes[0])

@@ -9,6 +9,8 @@ builds holds a shared lock, who measures an exclusive one.
 import fcntl
 import multiprocessing
 import os
+import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -23,6 +25,8 @@ import torch
 from nsr.bench.interleaved import Timing, clock, peak_memory, take_turns
 
 Arms = dict[str, Callable[[], object]]
+
+_PATIENCE = 15.0  # seconds that a process has to end by itself
 
 
 class Model(NamedTuple):
@@ -42,7 +46,8 @@ class Measured(NamedTuple):
 
     Attributes:
         timing: Of one call.
-        peak_bytes: Memory that a call holds at its peak, on a GPU.
+        peak_bytes: Memory that a call holds at its peak on a GPU, weights included; where it replays a CUDA graph, all
+            that its graph keeps.
     """
 
     timing: Timing
@@ -72,6 +77,8 @@ def measure_models(
         with _locked(fcntl.LOCK_EX):
             return {case: _in_turn(those, rounds, seconds) for case, those in hosts.items()}
     finally:
+        for host in everyone:
+            host.dismiss()
         for host in everyone:
             host.close()
 
@@ -115,7 +122,7 @@ class _Host:
     def give_up(self, limit: float | None) -> None:
         """End a process that took too long."""
         warnings.warn(f"{self._name()} was not built after {limit} s and is left out.", stacklevel=2)
-        self.close()
+        self.dismiss()
 
     def clock(self, name: str) -> Callable[[int], float]:
         """Milliseconds of some calls of one of its arms."""
@@ -126,9 +133,18 @@ class _Host:
 
         return ask
 
+    def dismiss(self) -> None:
+        """Let it end, with time to clean up: what it shares with other processes outlives one that is killed."""
+        if self._process.is_alive():
+            if self.peaks:
+                self.connection.send(None)
+            else:
+                self._process.terminate()
+
     def close(self) -> None:
-        """End it, if it was started."""
+        """End it, if it was started, at the latest now."""
         if self._process.pid is not None:
+            self._process.join(_PATIENCE)
             self._process.kill()
             self._process.join()
 
@@ -157,13 +173,23 @@ def _build(hosts: list[_Host], at_once: int, limit: float | None) -> None:
 
 
 def _serve(connection: Connection, model: Model, device: torch.device) -> None:
-    """Build the arms, say so, then time them on request."""
+    """Build the arms, say so, then time them on request, until there is none."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     arms = model.build(*model.arguments)
-    connection.send({name: peak_memory(arm, device) for name, arm in arms.items()})
+    connection.send({name: _held_memory(name, arm, device) for name, arm in arms.items()})
     clocks = {name: clock(arm, device) for name, arm in arms.items()}
-    while True:
-        name, calls = connection.recv()
+    while (request := connection.recv()) is not None:
+        name, calls = request
         connection.send(clocks[name](calls))
+
+
+def _held_memory(name: str, arm: Callable[[], object], device: torch.device) -> int | None:
+    """Peak memory of a call; a captured arm's includes the memory of its graph that lies between allocations."""
+    peak = peak_memory(arm, device)
+    if peak is None or "captured" not in name:
+        return peak
+    pools = [part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) != (0, 0)]
+    return peak + sum(part["total_size"] - part["allocated_size"] for part in pools)
 
 
 @contextmanager

@@ -174,13 +174,18 @@ def _build(hosts: list[_Host], at_once: int, limit: float | None) -> None:
 
 def _serve(connection: Connection, model: Model, device: torch.device) -> None:
     """Build the arms, say so, then time them on request, until there is none."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    signal.signal(signal.SIGTERM, _leave)
     arms = model.build(*model.arguments)
     connection.send({name: _held_memory(name, arm, device) for name, arm in arms.items()})
     clocks = {name: clock(arm, device) for name, arm in arms.items()}
     while (request := connection.recv()) is not None:
         name, calls = request
         connection.send(clocks[name](calls))
+
+
+def _leave(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+    sys.exit()
 
 
 def _held_memory(name: str, arm: Callable[[], object], device: torch.device) -> int | None:

@@ -44,9 +44,8 @@ class FinishedLayerNorm(nn.LayerNorm):
         """``[N, D]``."""
         if device_obstacle(x):
             return self.dropout(_PLAIN[self.activation](super().forward(x)))
-        key, p = _draw(self.dropout, x)
         x, weight, bias = (part.unsqueeze(0).contiguous() for part in (x, self.weight, self.bias))
-        return _layer_norm(x, weight, bias, key, p, self.activation).squeeze(0)
+        return _layer_norm(x, weight, bias, *_draw(self.dropout, x), self.activation).squeeze(0)
 
 
 class FinishedBatchNorm(WeightedBatchNorm):
@@ -67,11 +66,11 @@ class FinishedBatchNorm(WeightedBatchNorm):
         """``[N, D]``."""
         if not self.training or device_obstacle(x):
             return self.dropout(F.relu(super().forward(x)))
-        key, p = _draw(self.dropout, x)
         count = torch.ones(x.shape[0], device=x.device) if self.row_weight is None else self.row_weight
         total = count.sum()
         x, weight, bias = (part.unsqueeze(0).contiguous() for part in (x, self.weight, self.bias))
-        y, mean, variance = _batch_norm(x, weight, bias, key, count, total, p, _RELU)
+        seed, step, site, p = _draw(self.dropout, x)
+        y, mean, variance = _batch_norm(x, weight, bias, seed, step, count, total, site, p, _RELU)
         self._track(mean.squeeze(0).detach(), variance.squeeze(0).detach() * total / (total - 1))
         return y.squeeze(0)
 
@@ -101,19 +100,23 @@ def fuse_norms(model: M) -> M:
     return model
 
 
-def _draw(dropout: nn.Module, x: Tensor) -> tuple[Tensor, float]:
-    """The key of a dropout's next mask, ``[1]``, and its probability; 0 where nothing is dropped."""
+def _draw(dropout: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, int, float]:
+    """Seed and step of a dropout's next mask, each ``[1]``, its site and probability; 0 where nothing is dropped."""
     if isinstance(dropout, SeededDropout) and dropout.training and dropout.p > 0:
-        return dropout.next_key().view(1), dropout.p
+        dropout.step.add_(1)
+        return dropout.seed.view(1), dropout.step.clone().view(1), dropout.site, dropout.p
     assert not isinstance(dropout, nn.Dropout) or not dropout.training or dropout.p == 0, "a dropout without a seed"
-    return torch.zeros(1, dtype=torch.int32, device=x.device), 0.0
+    nothing = torch.zeros(1, dtype=torch.int32, device=x.device)
+    return nothing, nothing, 0, 0.0
 
 
 @torch.library.custom_op("nsr::finished_layer_norm", mutates_args=())
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, key: Tensor, p: float, activation: int) -> Tensor:
+def _layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, step: Tensor, site: int, p: float, activation: int
+) -> Tensor:
     from nsr.training import norm_launches
 
-    return norm_launches.layer_norm(x, weight, bias, key, p, activation)
+    return norm_launches.layer_norm(x, weight, bias, seed, step, site, p, activation)
 
 
 @_layer_norm.register_fake
@@ -122,15 +125,15 @@ def _(x: Tensor, *_: Any) -> Tensor:
 
 
 def _save_layer(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:4])
-    ctx.options = inputs[4:]
+    ctx.save_for_backward(*inputs[:5])
+    ctx.options = inputs[5:]
 
 
 def _differentiate_layer(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     from nsr.training import norm_launches
 
     grads = norm_launches.layer_norm_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options)
-    return (*grads, None, None, None)
+    return (*grads, None, None, None, None, None)
 
 
 _layer_norm.register_autograd(_differentiate_layer, setup_context=_save_layer)
@@ -138,18 +141,27 @@ _layer_norm.register_autograd(_differentiate_layer, setup_context=_save_layer)
 
 @_layer_norm.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-    tensors = [fold(x, dim, info.batch_size) for x, dim in zip(args[:4], in_dims, strict=False)]
-    return unfold(_layer_norm(*tensors, *args[4:]), info.batch_size), 0
+    tensors = [fold(x, dim, info.batch_size) for x, dim in zip(args[:5], in_dims, strict=False)]
+    return unfold(_layer_norm(*tensors, *args[5:]), info.batch_size), 0
 
 
 @torch.library.custom_op("nsr::finished_batch_norm", mutates_args=())
 def _batch_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, key: Tensor, count: Tensor, total: Tensor, p: float, activation: int
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    seed: Tensor,
+    step: Tensor,
+    count: Tensor,
+    total: Tensor,
+    site: int,
+    p: float,
+    activation: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result ``[R, N, D]``, mean and variance ``[R, D]``; no gradient flows through the latter."""
     from nsr.training import norm_launches
 
-    return norm_launches.batch_norm(x, weight, bias, key, count, p, activation)
+    return norm_launches.batch_norm(x, weight, bias, seed, step, count, site, p, activation)
 
 
 @_batch_norm.register_fake
@@ -158,8 +170,8 @@ def _(x: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _save_batch(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:6], *output[1:])
-    ctx.options = inputs[6:]
+    ctx.save_for_backward(*inputs[:7], *output[1:])
+    ctx.options = inputs[7:]
     ctx.mark_non_differentiable(*output[1:])
 
 
@@ -167,7 +179,7 @@ def _differentiate_batch(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None
     from nsr.training import norm_launches
 
     grads = norm_launches.batch_norm_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options)
-    return (*grads, None, None, None, None, None)
+    return (*grads, *[None] * 7)
 
 
 _batch_norm.register_autograd(_differentiate_batch, setup_context=_save_batch)
@@ -175,7 +187,7 @@ _batch_norm.register_autograd(_differentiate_batch, setup_context=_save_batch)
 
 @_batch_norm.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    assert in_dims[4] is None, "replicas share the rows that count"
-    tensors = [fold(x, dim, info.batch_size) for x, dim in zip(args[:4], in_dims, strict=False)]
-    results = _batch_norm(*tensors, *args[4:])
+    assert in_dims[5] is None, "replicas share the rows that count"
+    tensors = [fold(x, dim, info.batch_size) for x, dim in zip(args[:5], in_dims, strict=False)]
+    results = _batch_norm(*tensors, *args[5:])
     return tuple(unfold(x, info.batch_size) for x in results), (0, 0, 0)

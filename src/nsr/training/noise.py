@@ -79,12 +79,9 @@ class SeededDropout(nn.Module):
         """Zero with probability ``p`` and scale the rest by ``1 / (1 - p)``; the identity in evaluation."""
         if not self.training or self.p == 0:
             return x
-        return _dropout(x.reshape(1, -1), self.next_key().view(1), self.p).view(x.shape)
-
-    def next_key(self) -> Tensor:
-        """Advance the step; the key of its mask."""
         self.step.add_(1)
-        return key_of(self.seed, self.site, self.step)
+        key = key_of(self.seed, self.site, self.step)
+        return _dropout(x.reshape(1, -1), key.view(1), self.p).view(x.shape)
 
 
 def masked(x: Tensor, key: Tensor, p: float) -> Tensor:

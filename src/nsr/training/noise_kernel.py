@@ -9,7 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 2048
-_MIX_A, _MIX_B = tl.constexpr(0x85EBCA6B), tl.constexpr(0xC2B2AE35)  # those of nsr.training.noise, unsigned
+# The multipliers of nsr.training.noise, unsigned.
+_MIX_A, _MIX_B, _GOLDEN = tl.constexpr(0x85EBCA6B), tl.constexpr(0xC2B2AE35), tl.constexpr(0x9E3779B9)
 
 
 def masked(x: Tensor, key: Tensor, p: float) -> Tensor:
@@ -26,12 +27,24 @@ def constants(p: float) -> tuple[int, float]:
 
 
 @triton.jit
-def kept(position, key, least):
-    """Whether dropout keeps the number at each position: :func:`nsr.training.noise.uniform_bits` against ``least``."""
-    x = position.to(tl.uint32)
+def mix(x):
+    """:func:`nsr.training.noise.mix` of unsigned numbers."""
     x = (x ^ (x >> 16)) * _MIX_A
     x = (x ^ (x >> 13)) * _MIX_B
-    x = x ^ (x >> 16)
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def key_of(seed, site, step):
+    """:func:`nsr.training.noise.key_of` of a dropout's site and step."""
+    key = mix(mix(seed.to(tl.uint32, bitcast=True)) * _GOLDEN + site.to(tl.uint32))
+    return mix(key * _GOLDEN + step.to(tl.uint32, bitcast=True)).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def kept(position, key, least):
+    """Whether dropout keeps the number at each position: :func:`nsr.training.noise.uniform_bits` against ``least``."""
+    x = mix(position.to(tl.uint32))
     x = (x ^ key.to(tl.uint32, bitcast=True)) * _MIX_A
     x = x ^ (x.to(tl.int32, bitcast=True) >> 15).to(tl.uint32, bitcast=True)
     return (x * _MIX_B).to(tl.int32, bitcast=True) >= least

@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 
 from nsr.kernels.tiles import gelu_parts
-from nsr.training.noise_kernel import kept
+from nsr.training.noise_kernel import kept, key_of
 
 EPS = tl.constexpr(1e-5)
 GELU, RELU = tl.constexpr(1), tl.constexpr(2)
-SIZES = ["rows", "tiles_each", "least", "share"]
+SIZES = ["rows", "tiles_each", "site", "least", "share"]
 
 
 @triton.jit
@@ -44,6 +44,15 @@ def normal_row(x, inside, WIDTH: tl.constexpr):
     apart = tl.where(inside, x - mean, 0.0)
     scale = tl.rsqrt(tl.sum(apart * apart, 1)[:, None] / WIDTH + EPS)
     return apart * scale, scale
+
+
+@triton.jit
+def mask_key(seed_ptr, step_ptr, replica, site, DROPS: tl.constexpr):
+    """The key of a replica's dropout mask; 0 where nothing is dropped."""
+    key = 0
+    if DROPS:
+        key = key_of(tl.load(seed_ptr + replica), site, tl.load(step_ptr + replica))
+    return key
 
 
 @triton.jit
@@ -74,7 +83,7 @@ def unfinish(grad, y, place, key, least, share, ACTIVATION: tl.constexpr, DROPS:
 
 @triton.jit(do_not_specialize=SIZES)
 def layer_forward(
-    x_ptr, gamma_ptr, beta_ptr, key_ptr, y_ptr, rows, least, share,
+    x_ptr, gamma_ptr, beta_ptr, seed_ptr, step_ptr, y_ptr, rows, site, least, share,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """LayerNorm: ``y``."""
@@ -83,19 +92,20 @@ def layer_forward(
     first = replica * rows * WIDTH
     n, _ = normal_row(tl.load(x_ptr + first + place, mask=inside, other=0.0), inside, WIDTH)
     y = n * row_vector(gamma_ptr, replica, WIDTH, COLUMNS) + row_vector(beta_ptr, replica, WIDTH, COLUMNS)
-    y = finish(y, place, tl.load(key_ptr + replica), least, share, ACTIVATION, DROPS)
+    key = mask_key(seed_ptr, step_ptr, replica, site, DROPS)
+    y = finish(y, place, key, least, share, ACTIVATION, DROPS)
     tl.store(y_ptr + first + place, y, mask=inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def layer_backward(
-    grad_ptr, x_ptr, gamma_ptr, beta_ptr, key_ptr, dx_ptr, part_ptr, rows, tiles_each, least, share,
+    grad_ptr, x_ptr, gamma_ptr, beta_ptr, seed_ptr, step_ptr, dx_ptr, part_ptr, rows, tiles_each, site, least, share,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """LayerNorm: ``dx``, and of each program a part of the gradients of ``γ`` and ``β``, ``[2, WIDTH]``."""
     replica = tl.program_id(1).to(tl.int64)
     first = replica * rows * WIDTH
-    key = tl.load(key_ptr + replica)
+    key = mask_key(seed_ptr, step_ptr, replica, site, DROPS)
     gamma, beta = row_vector(gamma_ptr, replica, WIDTH, COLUMNS), row_vector(beta_ptr, replica, WIDTH, COLUMNS)
     of_gamma = tl.zeros([COLUMNS], tl.float32)
     of_beta = tl.zeros([COLUMNS], tl.float32)
@@ -176,7 +186,7 @@ def join_moments(
 
 @triton.jit(do_not_specialize=SIZES)
 def batch_forward(
-    x_ptr, mean_ptr, variance_ptr, gamma_ptr, beta_ptr, key_ptr, y_ptr, rows, least, share,
+    x_ptr, mean_ptr, variance_ptr, gamma_ptr, beta_ptr, seed_ptr, step_ptr, y_ptr, rows, site, least, share,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """BatchNorm: ``y``."""
@@ -187,19 +197,21 @@ def batch_forward(
     scale = tl.rsqrt(row_vector(variance_ptr, replica, WIDTH, COLUMNS) + EPS)
     n = (x - row_vector(mean_ptr, replica, WIDTH, COLUMNS)) * scale
     y = n * row_vector(gamma_ptr, replica, WIDTH, COLUMNS) + row_vector(beta_ptr, replica, WIDTH, COLUMNS)
-    y = finish(y, place, tl.load(key_ptr + replica), least, share, ACTIVATION, DROPS)
+    key = mask_key(seed_ptr, step_ptr, replica, site, DROPS)
+    y = finish(y, place, key, least, share, ACTIVATION, DROPS)
     tl.store(y_ptr + first + place, y, mask=inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def batch_sums(
-    grad_ptr, x_ptr, mean_ptr, variance_ptr, gamma_ptr, beta_ptr, key_ptr, part_ptr, rows, tiles_each, least, share,
+    grad_ptr, x_ptr, mean_ptr, variance_ptr, gamma_ptr, beta_ptr, seed_ptr, step_ptr, part_ptr,
+    rows, tiles_each, site, least, share,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """BatchNorm: of each program a part of the gradients of ``γ`` and ``β``, ``[2, WIDTH]``."""
     replica = tl.program_id(1).to(tl.int64)
     first = replica * rows * WIDTH
-    key = tl.load(key_ptr + replica)
+    key = mask_key(seed_ptr, step_ptr, replica, site, DROPS)
     gamma, beta = row_vector(gamma_ptr, replica, WIDTH, COLUMNS), row_vector(beta_ptr, replica, WIDTH, COLUMNS)
     mean = row_vector(mean_ptr, replica, WIDTH, COLUMNS)
     scale = tl.rsqrt(row_vector(variance_ptr, replica, WIDTH, COLUMNS) + EPS)
@@ -218,8 +230,8 @@ def batch_sums(
 
 @triton.jit(do_not_specialize=SIZES)
 def batch_backward(
-    grad_ptr, x_ptr, weight_ptr, total_ptr, mean_ptr, variance_ptr, gamma_ptr, beta_ptr, sums_ptr, key_ptr, dx_ptr,
-    rows, least, share,
+    grad_ptr, x_ptr, weight_ptr, total_ptr, mean_ptr, variance_ptr, gamma_ptr, beta_ptr, sums_ptr, seed_ptr, step_ptr,
+    dx_ptr, rows, site, least, share,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """BatchNorm: ``dx`` from the whole sums of :func:`batch_sums`, ``[2, WIDTH]`` a replica."""
@@ -233,7 +245,8 @@ def batch_backward(
     x = tl.load(x_ptr + first + place, mask=inside, other=0.0)
     n = (x - row_vector(mean_ptr, replica, WIDTH, COLUMNS)) * scale
     grad = tl.load(grad_ptr + first + place, mask=inside, other=0.0)
-    grad = unfinish(grad, n * gamma + beta, place, tl.load(key_ptr + replica), least, share, ACTIVATION, DROPS)
+    key = mask_key(seed_ptr, step_ptr, replica, site, DROPS)
+    grad = unfinish(grad, n * gamma + beta, place, key, least, share, ACTIVATION, DROPS)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     counts = tl.load(weight_ptr + row, mask=row < rows, other=0.0)[:, None] / tl.load(total_ptr)
     tl.store(dx_ptr + first + place, gamma * scale * (grad - counts * (of_beta + n * of_gamma)), mask=inside)

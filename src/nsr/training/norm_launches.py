@@ -21,23 +21,33 @@ _PROGRAMS = 1056  # of all replicas, about: eight for each multiprocessor of an 
 _COLUMNS = 32  # of a program that joins moments
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, key: Tensor, p: float, activation: int) -> Tensor:
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, step: Tensor, site: int, p: float, activation: int
+) -> Tensor:
     """``dropout(activation(layer_norm(x)))`` of rows ``[R, N, D]``, with ``weight`` and ``bias`` ``[R, D]``."""
     y = torch.empty_like(x)
     sizes = _sizes(x)
     options = {"ACTIVATION": activation, "DROPS": p > 0}
-    layer_forward[_tiles(x)](x, weight, bias, key, y, x.shape[1], *constants(p), **sizes, **options)
+    layer_forward[_tiles(x)](x, weight, bias, seed, step, y, x.shape[1], site, *constants(p), **sizes, **options)
     return y
 
 
 def layer_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, key: Tensor, p: float, activation: int
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    seed: Tensor,
+    step: Tensor,
+    site: int,
+    p: float,
+    activation: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of ``x``, ``weight`` and ``bias``."""
     programs, each = _shares(x)
     dx, parts = torch.empty_like(x), x.new_empty(x.shape[0], programs, 2, x.shape[2])
     layer_backward[(programs, x.shape[0])](
-        grad, x, weight, bias, key, dx, parts, x.shape[1], each, *constants(p),
+        grad, x, weight, bias, seed, step, dx, parts, x.shape[1], each, site, *constants(p),
         **_sizes(x), ACTIVATION=activation, DROPS=p > 0,
     )  # fmt: skip
     of_weight, of_bias = parts.sum(1).unbind(1)
@@ -45,7 +55,15 @@ def layer_norm_backward(
 
 
 def batch_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, key: Tensor, count: Tensor, p: float, activation: int
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    seed: Tensor,
+    step: Tensor,
+    count: Tensor,
+    site: int,
+    p: float,
+    activation: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``dropout(activation(batch_norm(x)))``, mean and variance; row ``i`` counts ``count[i]`` times, ``[N]``."""
     replicas, rows, width = x.shape
@@ -57,7 +75,7 @@ def batch_norm(
         parts, mean, variance, programs, WIDTH=width, BLOCK=_COLUMNS, PARTS=_PARTS
     )
     batch_forward[_tiles(x)](
-        x, mean, variance, weight, bias, key, y, rows, *constants(p),
+        x, mean, variance, weight, bias, seed, step, y, rows, site, *constants(p),
         **_sizes(x), ACTIVATION=activation, DROPS=p > 0,
     )  # fmt: skip
     return y, mean, variance
@@ -68,11 +86,13 @@ def batch_norm_backward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
-    key: Tensor,
+    seed: Tensor,
+    step: Tensor,
     count: Tensor,
     total: Tensor,
     mean: Tensor,
     variance: Tensor,
+    site: int,
     p: float,
     activation: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,11 +102,11 @@ def batch_norm_backward(
     parts, dx = x.new_empty(replicas, programs, 2, width), torch.empty_like(x)
     options = {**_sizes(x), "ACTIVATION": activation, "DROPS": p > 0}
     batch_sums[(programs, replicas)](
-        grad, x, mean, variance, weight, bias, key, parts, rows, each, *constants(p), **options
+        grad, x, mean, variance, weight, bias, seed, step, parts, rows, each, site, *constants(p), **options
     )
     sums = parts.sum(1)  # shape: [R, 2, D]
     batch_backward[_tiles(x)](
-        grad, x, count, total, mean, variance, weight, bias, sums, key, dx, rows, *constants(p), **options
+        grad, x, count, total, mean, variance, weight, bias, sums, seed, step, dx, rows, site, *constants(p), **options
     )
     return dx, sums[:, 0], sums[:, 1]
 

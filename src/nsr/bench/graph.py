@@ -1,35 +1,35 @@
 """``nsr bench graph``: one training step of a four-layer GCN with the branch, against every honest peer.
 
-All arms of a graph run interleaved in one process: the plain GCN and GATv2, eager and compiled; the branch as the
-paper words it, eager and compiled; ``nsr.attach`` and nothing else; and the branch as the library trains it, on a GPU
-captured in a CUDA graph, in each precision of the gate's product, compiled too, and as ten replicas. Products are fp32
-unless an arm says TF32 or bf16. An arm that fails is recorded with its error, a captured one with its kernels.
+The arms of a graph are measured in turns: the plain GCN, eager and compiled, and GATv2; the branch as the paper words
+it, eager and compiled; ``nsr.attach`` and nothing else; and the branch as the library trains it: compiled, on a GPU
+captured in a CUDA graph in each precision of the gate's product, and as ten replicas. Products are fp32 unless an arm
+says TF32 or bf16, and in the last arm every product is bf16. On a GPU each arm has a process of its own. An arm that
+fails is recorded with its error, a captured one with its kernels. On a CPU models have one layer: a step of the literal
+form with four takes a minute.
 """
 
-import multiprocessing
-import os
+import json
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor.config
 from torch import nn
 
 from nsr.bench import graph_steps as steps
 from nsr.bench.graph_cases import MINESWEEPER, QUICK, ROMAN_EMPIRE, TOLOKERS, GraphCase, edge_index
-from nsr.bench.interleaved import interleaved
 from nsr.bench.kernel_errors import kernel_errors
 from nsr.bench.kernel_times import kernel_times
 from nsr.bench.model_errors import model_errors
+from nsr.bench.side_by_side import Measured, Model, measure_models
 from nsr.experiments.record import Record, command_line, environment
 
-LAYERS, WIDTH, REPLICAS = 4, 128, 10
+WIDTH, REPLICAS = 128, 10
 REFERENCE = "NSR as worded, eager"  # of every ratio
-
 # What each precision means: what torch.set_float32_matmul_precision is told, and whether bf16 autocast is on.
 MODES = {
     "fp32": ("highest", False),
@@ -49,13 +49,11 @@ class Arm:
         build: Makes the step.
         precision: What ``torch.set_float32_matmul_precision`` is set to while it is made and run.
         replicas: How many models it trains.
-        compiled: Whether ``torch.compile`` is part of it.
     """
 
     build: Build
     precision: str = "highest"
     replicas: int = 1
-    compiled: bool = False
 
 
 def cases(device: torch.device, quick: bool) -> tuple[GraphCase, ...]:
@@ -65,12 +63,18 @@ def cases(device: torch.device, quick: bool) -> tuple[GraphCase, ...]:
     return (TOLOKERS, ROMAN_EMPIRE) if device.type == "cuda" else (TOLOKERS, MINESWEEPER)
 
 
+def layers(device: torch.device, quick: bool) -> int:
+    """Of every model."""
+    return 2 if quick else 4 if device.type == "cuda" else 1
+
+
 def bench_graph(
     device: torch.device,
     *,
     machine: str,
     quick: bool = False,
     only: Sequence[str] = ("*",),
+    limit: float | None = None,
     keep: Callable[[Record], object] = lambda record: None,
 ) -> Record:
     """Measure every arm on every graph.
@@ -80,112 +84,98 @@ def bench_graph(
         machine: Name of the machine, the cell of the record.
         quick: A few steps on a tiny graph of what needs no compilation: shows that everything runs.
         only: Names of the arms to measure, as patterns.
+        limit: On a GPU, seconds for each graph after which arms that are still being compiled are left out.
         keep: Called with the record so far, after each graph.
     """
     begin = time.perf_counter()
     metrics: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    arms = {
-        name: arm
-        for name, arm in _arms(device.type == "cuda", quick).items()
-        if any(fnmatchcase(name, pattern) for pattern in only)
-    }
-    if not arms:
-        raise ValueError(f"only={list(only)} matches no arm; there are {list(_arms(device.type == 'cuda', quick))}.")
-    if device.type == "cuda":
-        _compile_beforehand(device, [name for name, arm in arms.items() if arm.compiled])
+    everything = arms(device.type == "cuda", quick)
+    chosen = [name for name in everything if any(fnmatchcase(name, pattern) for pattern in only)]
+    if not chosen:
+        raise ValueError(f"only={list(only)} matches no arm; there are {list(everything)}.")
+    config = {"layers": layers(device, quick), "width": WIDTH, "graphs": origins, "quick": quick, "only": list(only)}
 
     def record() -> Record:
         return Record(
             experiment="bench",
             cell={"bench": "graph", "machine": machine},
             metrics=metrics,
-            config={"layers": LAYERS, "width": WIDTH, "graphs": origins, "quick": quick, "only": list(only)},
+            config=config,
             command=command_line(),
             seconds=time.perf_counter() - begin,
             environment=environment(device) | {"threads": torch.get_num_threads()},
         )
 
     for case in cases(device, quick):
-        task, origins[case.name] = _task(case, device, quick)
-        metrics[f"{case.name}, {task.members:,} members"] = _measure(task, arms, quick)
+        task, origins[case.name] = task_of(case, device, quick)
+        title = f"{case.name}, {task.members:,} members"
+        metrics[title] = _errors(task) | _measure(case, device, quick, chosen, limit)
         keep(record())
     return record()
 
 
-def _task(case: GraphCase, device: torch.device, quick: bool) -> tuple[steps.Task, str]:
+def task_of(case: GraphCase, device: torch.device, quick: bool) -> tuple[steps.Task, str]:
     """The graph of a case on its device, and where it comes from."""
     edges, origin = edge_index(case)
     torch.manual_seed(0)
-    width, layers = (16, 2) if quick else (WIDTH, LAYERS)
-    return steps.Task(edges, case.nodes, width, layers, device), origin
+    return steps.Task(edges, case.nodes, 16 if quick else WIDTH, layers(device, quick), device), origin
 
 
-def _compile_beforehand(device: torch.device, names: list[str]) -> None:
-    """Fill the compilers' caches on disk, an arm a process: one after the other takes many minutes."""
-    jobs = [(case, name) for case in cases(device, quick=False) for name in names]
-    if not jobs:
-        return
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=context) as pool:
-        wait([pool.submit(_compile, case, name, device) for case, name in jobs])  # what fails here fails below, loudly
-
-
-def _compile(case: GraphCase, name: str, device: torch.device) -> None:
-    torch._inductor.config.compile_threads = 1  # the processes are many already
-    _build(_arms(True, False)[name], _task(case, device, quick=False)[0])
-
-
-def _measure(task: steps.Task, arms: dict[str, Arm], quick: bool) -> dict[str, Any]:
-    on_gpu = task.device.type == "cuda"
-    result: dict[str, Any] = {
+def _errors(task: steps.Task) -> dict[str, Any]:
+    """How exact what is timed is."""
+    return {
         "kernel errors": kernel_errors(task.normalised[0], task.nodes, task.width),
-        "model errors": model_errors(task, MODES if on_gpu else {"fp32": MODES["fp32"]}),
+        "model errors": model_errors(task, MODES if task.device.type == "cuda" else {"fp32": MODES["fp32"]}),
     }
-    built: dict[str, Callable[[], object]] = {}
-    peaks: dict[str, int | None] = {}
-    for name, arm in arms.items():
-        try:
-            built[name], peaks[name] = _build(arm, task)
-        except Exception as error:  # a peer that cannot run is a result too, and the others are still to be measured
-            result[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
-    times = interleaved(built, task.device, rounds=2 if quick else 7 if on_gpu else 3, seconds=0.05 if on_gpu else 0.0)
-    reference = times[REFERENCE].median if REFERENCE in times else None
-    for name, timing in times.items():
-        result[name] = {
-            "milliseconds": asdict(timing),
-            "speed_up": reference and reference / timing.median * arms[name].replicas,
-            "peak_bytes": peaks[name],
-        }
-        if on_gpu and "captured" in name:
-            result[name]["kernels"] = kernel_times(built[name], task.device)
-    return result
 
 
-def _arms(on_gpu: bool, quick: bool) -> dict[str, Arm]:
+def _measure(
+    case: GraphCase, device: torch.device, quick: bool, names: list[str], limit: float | None
+) -> dict[str, Any]:
+    on_gpu = device.type == "cuda"
+    with tempfile.TemporaryDirectory() as folder:
+        models = [Model(_build, (case, name, device, quick, folder)) for name in names]
+        rounds, seconds = (2, 0.0) if quick or not on_gpu else (5, 0.05)
+        times = measure_models({case.name: models}, device, rounds=rounds, seconds=seconds, limit=limit)[case.name]
+        known = {name: _facts(folder, name) for name in names}
+    return {name: known[name] | _result(name, times, on_gpu, quick) for name in names}
+
+
+def _result(name: str, times: dict[str, Measured], on_gpu: bool, quick: bool) -> dict[str, Any]:
+    if name not in times:
+        return {}
+    median = times[name].timing.median
+    replicas = arms(on_gpu, quick)[name].replicas
+    speed_up = times[REFERENCE].timing.median / median * replicas if REFERENCE in times else None
+    return {"milliseconds": asdict(times[name].timing), "speed_up": speed_up}
+
+
+def arms(on_gpu: bool, quick: bool) -> dict[str, Arm]:
+    """Every arm by name."""
     ways = {"eager": False} if quick else {"eager": False, "compiled": True}
-    peers = {"GCN": steps.plain, "GATv2": steps.attention, "NSR as worded": steps.literal}
-    arms = {
-        f"{name}, {way}": Arm(_step(model, compiled=compiled), compiled=compiled)
-        for name, model in peers.items()
+    found = {
+        f"{name}, {way}": Arm(_step(model, compiled=compiled))
+        for name, model in {"GCN": steps.plain, "NSR as worded": steps.literal}.items()
         for way, compiled in ways.items()
     }
-    arms["NSR, attached, eager"] = Arm(_step(steps.attached))
-    arms["NSR, eager"] = Arm(_step(steps.trained))
+    found["GATv2, eager"] = Arm(_step(steps.attention))
+    found["NSR, attached, eager"] = Arm(_step(steps.attached))
+    found["NSR, eager"] = Arm(_step(steps.trained))
     if on_gpu:
         if not quick:
-            arms["GCN, compiled, TF32"] = Arm(_step(steps.plain, compiled=True), "high", compiled=True)
-        for precision, told in (("fp32", "highest"), ("TF32", "high"), ("bf16", "medium")):
-            arms[f"NSR, captured, {precision}"] = Arm(_step(steps.trained, captured=True), told)
-            if not quick:
-                both = _step(steps.trained, captured=True, compiled=True)
-                arms[f"NSR, compiled and captured, {precision}"] = Arm(both, told, compiled=True)
-        if not quick:
-            every = _step(steps.trained, captured=True, compiled=True, autocast=True)
-            arms["NSR, compiled and captured, bf16 autocast"] = Arm(every, "medium", compiled=True)
-    arms["NSR, one replica"] = Arm(_replicas(1))
-    arms["NSR, ten replicas"] = Arm(_replicas(REPLICAS), replicas=REPLICAS)
-    return arms
+            found["GCN, compiled, TF32"] = Arm(_step(steps.plain, compiled=True), "high")
+        ways = {"captured": False} if quick else {"captured": False, "compiled and captured": True}
+        for precision, (told, autocast) in MODES.items():
+            for way, compiled in ways.items():
+                step = _step(steps.trained, captured=True, compiled=compiled, autocast=autocast)
+                found[f"NSR, {way}, {precision}"] = Arm(step, told)
+    elif not quick:
+        found["NSR, compiled"] = Arm(_step(steps.trained, compiled=True))
+    if on_gpu or quick:
+        found["NSR, one replica"] = Arm(_replicas(1))
+        found["NSR, ten replicas"] = Arm(_replicas(REPLICAS), replicas=REPLICAS)
+    return found
 
 
 def _step(model: Callable[[steps.Task], nn.Module], **how: bool) -> Build:
@@ -196,7 +186,21 @@ def _replicas(count: int) -> Build:
     return lambda task: steps.replicas_step([steps.trained(task) for _ in range(count)], task)
 
 
-def _build(arm: Arm, task: steps.Task) -> tuple[Callable[[], None], int | None]:
+def _build(
+    case: GraphCase, name: str, device: torch.device, quick: bool, folder: str
+) -> dict[str, Callable[[], object]]:
+    """An arm, ready to be timed; what else there is to know of it goes into the folder."""
+    torch.compiler.reset()  # one model more in the compiler's cache of a function and it would fall back to eager
+    try:
+        step, peak = build_step(arms(device.type == "cuda", quick)[name], task_of(case, device, quick)[0])
+    except Exception as error:  # a peer that cannot run is a result too, and the others are still to be measured
+        _note(folder, name, error=f"{type(error).__name__}: {error}"[:500])
+        return {}
+    _note(folder, name, peak_bytes=peak)
+    return {name: _Profiled(step, name, device, folder) if device.type == "cuda" and "captured" in name else step}
+
+
+def build_step(arm: Arm, task: steps.Task) -> tuple[Callable[[], None], int | None]:
     """The step after its first calls (compilation, capture), and the bytes that it holds at its peak."""
     on_gpu = task.device.type == "cuda"
     before = 0
@@ -217,3 +221,27 @@ def _build(arm: Arm, task: steps.Task) -> tuple[Callable[[], None], int | None]:
         return call, None
     torch.cuda.synchronize(task.device)
     return call, torch.cuda.max_memory_allocated(task.device) - before
+
+
+class _Profiled:
+    """A step that notes its kernels in its second call: the first one that has the GPU to itself, and is not timed."""
+
+    def __init__(self, step: Callable[[], None], name: str, device: torch.device, folder: str) -> None:
+        self.step, self.name, self.device, self.folder = step, name, device, folder
+        self.calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls == 2:
+            _note(self.folder, self.name, kernels=kernel_times(self.step, self.device))
+        self.step()
+
+
+def _note(folder: str, name: str, **facts: Any) -> None:
+    """Keep what a process knows of its arm beside its time."""
+    (Path(folder) / f"{name}.json").write_text(json.dumps(_facts(folder, name) | facts))
+
+
+def _facts(folder: str, name: str) -> dict[str, Any]:
+    file = Path(folder) / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else {}

@@ -33,17 +33,19 @@ def interleaved(
         arms: What to call, by name; each call leaves the device with work that ends by itself.
         device: On a GPU, time is read from events on its stream; on a CPU, from the clock.
         rounds: Measurements of each arm.
-        seconds: About how long one measurement lasts: as many calls as fit, at least one.
+        seconds: About how long one measurement lasts: as many calls as fit, at least one. 0 is one call, and none
+            before it to find that out.
     """
     return take_turns({name: clock(arm, device) for name, arm in arms.items()}, rounds=rounds, seconds=seconds)
 
 
 def take_turns(clocks: Mapping[str, Callable[[int], float]], *, rounds: int, seconds: float) -> dict[str, Timing]:
     """The same of clocks: each gives the milliseconds of as many calls as it is asked for."""
-    calls: dict[str, int] = {}
-    for name, elapsed in clocks.items():
-        elapsed(1)
-        calls[name] = max(1, int(seconds * 1e3 / max(elapsed(1), 1e-3)))
+    calls = dict.fromkeys(clocks, 1)
+    if seconds:
+        for name, elapsed in clocks.items():
+            elapsed(1)
+            calls[name] = max(1, int(seconds * 1e3 / max(elapsed(1), 1e-3)))
     times: dict[str, list[float]] = {name: [] for name in clocks}
     for _ in range(rounds):
         for name, elapsed in clocks.items():

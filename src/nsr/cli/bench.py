@@ -32,6 +32,7 @@ def graph(
     only: Annotated[
         list[str] | None, typer.Option(help="Names of the arms to measure, as patterns; all of them.")
     ] = None,
+    limit: Limit = None,
 ) -> None:
     """One training step of a four-layer GCN with the branch: against the plain GCN, GATv2 and the literal form."""
     from nsr.bench.graph import bench_graph
@@ -43,6 +44,7 @@ def graph(
         machine=machine or _name(where),
         quick=quick,
         only=only or ("*",),
+        limit=limit,
         keep=lambda so_far: write(results, so_far),
     )
     _show(record, results)
@@ -54,9 +56,13 @@ def scale(
 ) -> None:
     """How a training step grows with the number of members, up to a hundred million on a GPU."""
     from nsr.bench.scale import bench_scale
+    from nsr.experiments.record import write
 
     where = _device(device)
-    _show(bench_scale(where, machine=machine or _name(where), quick=quick), results)
+    record = bench_scale(
+        where, machine=machine or _name(where), quick=quick, keep=lambda so_far: write(results, so_far)
+    )
+    _show(record, results)
 
 
 @app.command()

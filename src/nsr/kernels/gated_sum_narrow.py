@@ -58,7 +58,7 @@ class _Runs(NamedTuple):
 
     tiling: Tiling
     tiles_per_run: int
-    count: int  # runs of all chunks
+    total: int  # of all chunks
     at_once: int  # of one chunk: programs
 
     @property
@@ -153,8 +153,8 @@ def _walk(
     chunk, by_logit, by_hidden = _plan(members, CHUNK_ELEMENTS // elements, tables, tilings)
     d_logit = grad.new_empty(chunk * elements, dtype=torch.bfloat16)
     d_weight = tables.weight.new_empty(replicas, by_hidden.at_once, width, width)
-    d_bias = tables.bias.new_empty(replicas, by_logit.count, width)
-    carries = [carry_for(sums[0], by_logit.count), *(carry_for(out, by_hidden.count) for out in sums[1:])]
+    d_bias = tables.bias.new_empty(replicas, by_logit.total, width)
+    carries = [carry_for(sums[0], by_logit.total), *(carry_for(out, by_hidden.total) for out in sums[1:])]
     inputs, w = _inputs(tables, coefficient, order, precision)
     _, a, b, _, c, _, _, t = inputs
     # A kernel takes a pointer even where it writes nothing.
@@ -169,16 +169,16 @@ def _walk(
 
     def sizes(runs: _Runs, first_run: int) -> tuple[int, ...]:
         tiles = triton.cdiv(members, runs.tiling.block_e)
-        return sources, targets, rows, members, tiles, first_run, runs.count, runs.tiles_per_run, chunk
+        return sources, targets, rows, members, tiles, first_run, runs.total, runs.tiles_per_run, chunk
 
     for begin in range(0, members, chunk):
         first_run = begin // by_logit.members
-        logit_backward[(min(by_logit.at_once, by_logit.count - first_run), replicas)](
+        logit_backward[(min(by_logit.at_once, by_logit.total - first_run), replicas)](
             grad, *inputs, *order.sums, d_m, d_t, d_bias, d_logit, sum_z, carry_z, *sizes(by_logit, first_run),
             **constants, **by_logit.tiling.options,
         )  # fmt: skip
         first_run = begin // by_hidden.members
-        hidden_backward[(min(by_hidden.at_once, by_hidden.count - first_run), replicas)](
+        hidden_backward[(min(by_hidden.at_once, by_hidden.total - first_run), replicas)](
             a, b, c, w, t, *order.sums, d_a, d_t, d_weight, d_logit, sum_x, sum_c, carry_x, carry_c,
             *sizes(by_hidden, first_run), **constants, **by_hidden.tiling.options,
         )  # fmt: skip
@@ -197,14 +197,13 @@ def _plan(members: int, most: int, tables: Tables, tilings: Tilings) -> tuple[in
     programs = [_programs(tables, tiling) for tiling in tilings[1:]]
     at_least = math.lcm(*(n * tiling.block_e for n, tiling in zip(programs, tilings[1:], strict=True)))
     chunk = max(1, members) if members <= most else max(1, most // at_least) * at_least
-    runs = []
-    for n, tiling in zip(programs, tilings[1:], strict=True):
-        tiles_per_run = triton.cdiv(chunk, n * tiling.block_e)
+
+    def runs(tiling: Tiling, at_once: int) -> _Runs:
+        tiles_per_run = triton.cdiv(chunk, at_once * tiling.block_e)
         length = tiles_per_run * tiling.block_e
-        runs.append(
-            _Runs(tiling, tiles_per_run, triton.cdiv(members, length), triton.cdiv(min(chunk, members), length))
-        )
-    return chunk, *runs
+        return _Runs(tiling, tiles_per_run, triton.cdiv(members, length), triton.cdiv(min(chunk, members), length))
+
+    return chunk, runs(tilings.logit, programs[0]), runs(tilings.hidden, programs[1])
 
 
 def _inputs(

@@ -18,28 +18,34 @@ GROUPS = [
     ("check_tome", "check_descending"),
     ("check_features", "check_pitome", "check_mpm"),
     ("check_merge", "check_merge_gradient", "check_residual_gradient", "check_spread", "check_unmerge"),
-    ("check_attention", "check_beside", "check_model"),
+    ("check_attention", "check_half_attention", "check_beside"),
+    ("check_tome_model", "check_pitome_model", "check_mpm_model"),
 ]
 
 
 @pytest.mark.parametrize("names", GROUPS, ids="-".join)
 def test_kernels_equal_their_plain_twins_under_the_interpreter(names: tuple[str, ...]) -> None:
-    _run_checks("cpu", names)
+    pytest.importorskip("triton")
+    _finish(*_start("cpu", names))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("names", GROUPS, ids="-".join)
-def test_kernels_equal_their_plain_twins_on_a_gpu(names: tuple[str, ...]) -> None:
-    _run_checks("cuda", names)
+def test_kernels_equal_their_plain_twins_on_a_gpu() -> None:
+    """All at once: what takes time is compiling, on one core a check."""
+    for started in [_start("cuda", (name,)) for names in GROUPS for name in names]:
+        _finish(*started)
 
 
-def _run_checks(device: str, names: tuple[str, ...]) -> None:
-    pytest.importorskip("triton")
+def _start(device: str, names: tuple[str, ...]) -> tuple[subprocess.Popen[str], tuple[str, ...], int]:
     seed = random.randrange(10_000)  # fresh inputs each time; the seed is in the message of a failure
     command = [sys.executable, "-W", "error", str(CHECKS), device, str(seed), *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"seed {seed}\n{done.stdout}\n{done.stderr}"
-    assert [line.split()[0] for line in done.stdout.splitlines()] == list(names)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), names, seed
+
+
+def _finish(process: subprocess.Popen[str], names: tuple[str, ...], seed: int) -> None:
+    said, errors = process.communicate()
+    assert process.returncode == 0, f"seed {seed}\n{said}\n{errors}"
+    assert [line.split()[0] for line in said.splitlines()] == list(names)
 
 
 def test_the_plain_code_is_the_choice_on_a_cpu() -> None:

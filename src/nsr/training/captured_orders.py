@@ -20,6 +20,8 @@ def shared_orders() -> Iterator[None]:
     sort, made = orders._sort, dict[tuple, tuple[MemberOrder, Tensor, Tensor]]()
 
     def sort_once(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
+        if row.is_inference() or other.is_inference():  # no counter says whether somebody wrote to it
+            return sort(row, other, num_rows)
         key = (*orders._identity(row), *orders._identity(other), num_rows)
         if key not in made:
             made[key] = (sort(row, other, num_rows), row, other)  # while it is held, its place in memory is no other's

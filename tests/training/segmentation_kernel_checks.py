@@ -98,7 +98,8 @@ def check_fixed_length_model() -> None:
 
 def check_stack() -> None:
     """With kernels, a stack learns what its models learn without them."""
-    residuals = (None, TokenResidual(code=16, hidden=16), TokenResidual(code=16, hidden=16, feature=False))
+    kinds = ({}, {"feature": False}, {"source": "raw"}, {"spatial": False, "post_merge_only": True})
+    residuals = (None, *(TokenResidual(code=16, hidden=16, **kind) for kind in kinds))
     image, labels = torch.randn(2, 3, 48, 48, device=DEVICE), torch.randint(0, 3, (2, 48, 48), device=DEVICE)
     for rule in (ToMe(r=2), MPM((0, 1), keep_length=True)):
         models = []

@@ -149,7 +149,7 @@ class SegmentationLab:
             make_segmenter(self.task, rule, cell.variant, weights, cell.seed, self.folder).to(self.device)
             for cell in cells
         ]
-        if self.compile_branches or (capture and len(models) > 1):  # in a stack the controls, which have no kernels
+        if self.compile_branches:
             for branch in (branch for model in models for branch in model.vit.branches.values()):
                 branch.compile(dynamic=True)
         protocol = replace(protocol, seed=first.seed)

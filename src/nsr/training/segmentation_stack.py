@@ -26,6 +26,7 @@ from nsr.tokens.attention import sized_attention
 from nsr.tokens.branch import EventCodes, TokenBranch, spread_codes
 from nsr.tokens.matching import autocast_off
 from nsr.tokens.vit import TokenState
+from nsr.training.segmentation_controls import is_control, merge_control
 from nsr.training.segmentation_lengths import TrialLengths
 
 _OWN = ("vit.branches.", "vit.spatial.")  # what the models of a stack need not have in common
@@ -188,7 +189,8 @@ class SegmenterStack:
                 continue
             branch = model.vit.branches[str(index)]
             assert isinstance(branch, TokenBranch)
-            tokens, codes = branch.merge(part, own)
+            by_control = part.layout is not None and is_control(branch)
+            tokens, codes = merge_control(branch, part, own) if by_control else branch.merge(part, own)
             merged.append(tokens)
             before.append(EventCodes(codes, part))
         return torch.cat(merged)

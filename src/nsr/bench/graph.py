@@ -3,9 +3,9 @@
 The arms of a graph are measured in turns: the plain GCN, eager and compiled, and GATv2; the branch as the paper words
 it, eager and compiled; ``nsr.attach`` and nothing else; and the branch as the library trains it: compiled, on a GPU
 captured in a CUDA graph in each precision of the gate's product, and as ten replicas. Products are fp32 unless an arm
-says TF32 or bf16, and in the last arm every product is bf16. On a GPU each arm has a process of its own. An arm that
-fails is recorded with its error, a captured one with its kernels. On a CPU models have one layer: a step of the literal
-form with four takes a minute.
+says TF32 or bf16; bf16 alone is the gate's product, the others are then TF32, and with autocast every one is bf16. On a
+GPU each arm has a process of its own. An arm that fails is recorded with its error, a captured one with its kernels. On
+a CPU models have one layer: a step of the literal form with four takes a minute.
 """
 
 import json
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from nsr.bench import graph_steps as steps
 from nsr.bench.graph_cases import MINESWEEPER, QUICK, ROMAN_EMPIRE, TOLOKERS, GraphCase, edge_index
@@ -27,9 +26,11 @@ from nsr.bench.kernel_times import kernel_times
 from nsr.bench.model_errors import model_errors
 from nsr.bench.side_by_side import Measured, Model, measure_models
 from nsr.experiments.record import Record, command_line, environment
+from nsr.graph.models import GraphModel
 
 WIDTH, REPLICAS = 128, 10
 REFERENCE = "NSR as worded, eager"  # of every ratio
+ERRORS = "errors"  # what is noted of no arm
 # What each precision means: what torch.set_float32_matmul_precision is told, and whether bf16 autocast is on.
 MODES = {
     "fp32": ("highest", False),
@@ -84,16 +85,17 @@ def bench_graph(
         machine: Name of the machine, the cell of the record.
         quick: A few steps on a tiny graph of what needs no compilation: shows that everything runs.
         only: Names of the arms to measure, as patterns.
-        limit: On a GPU, seconds for each graph after which arms that are still being compiled are left out.
-        keep: Called with the record so far, after each graph.
+        limit: On a GPU, seconds after which arms that are still being compiled are left out.
+        keep: Called with the record so far, on a CPU after each graph.
     """
     begin = time.perf_counter()
-    metrics: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    everything = arms(device.type == "cuda", quick)
+    on_gpu = device.type == "cuda"
+    everything = arms(on_gpu, quick)
     chosen = [name for name in everything if any(fnmatchcase(name, pattern) for pattern in only)]
     if not chosen:
         raise ValueError(f"only={list(only)} matches no arm; there are {list(everything)}.")
+    metrics: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     config = {"layers": layers(device, quick), "width": WIDTH, "graphs": origins, "quick": quick, "only": list(only)}
 
     def record() -> Record:
@@ -107,10 +109,11 @@ def bench_graph(
             environment=environment(device) | {"threads": torch.get_num_threads()},
         )
 
-    for case in cases(device, quick):
-        task, origins[case.name] = task_of(case, device, quick)
-        title = f"{case.name}, {task.members:,} members"
-        metrics[title] = _errors(task) | _measure(case, device, quick, chosen, limit)
+    stands = cases(device, quick)
+    for together in [stands] if on_gpu else [(case,) for case in stands]:  # on a GPU all arms are built at once
+        for case, found in _measure(together, device, quick, chosen, limit).items():
+            task, origins[case.name] = task_of(case, torch.device("cpu"), quick)
+            metrics[f"{case.name}, {task.members:,} members"] = found
         keep(record())
     return record()
 
@@ -122,32 +125,36 @@ def task_of(case: GraphCase, device: torch.device, quick: bool) -> tuple[steps.T
     return steps.Task(edges, case.nodes, 16 if quick else WIDTH, layers(device, quick), device), origin
 
 
-def _errors(task: steps.Task) -> dict[str, Any]:
-    """How exact what is timed is."""
-    return {
-        "kernel errors": kernel_errors(task.normalised[0], task.nodes, task.width),
-        "model errors": model_errors(task, MODES if task.device.type == "cuda" else {"fp32": MODES["fp32"]}),
-    }
-
-
 def _measure(
-    case: GraphCase, device: torch.device, quick: bool, names: list[str], limit: float | None
-) -> dict[str, Any]:
+    together: Sequence[GraphCase], device: torch.device, quick: bool, names: list[str], limit: float | None
+) -> dict[GraphCase, dict[str, Any]]:
+    """What is known of each arm of each case, and the errors."""
     on_gpu = device.type == "cuda"
     with tempfile.TemporaryDirectory() as folder:
-        models = [Model(_build, (case, name, device, quick, folder)) for name in names]
-        rounds, seconds = (2, 0.0) if quick or not on_gpu else (5, 0.05)
-        times = measure_models({case.name: models}, device, rounds=rounds, seconds=seconds, limit=limit)[case.name]
-        known = {name: _facts(folder, name) for name in names}
-    return {name: known[name] | _result(name, times, on_gpu, quick) for name in names}
+        notes = {case: Path(folder, case.name) for case in together}
+        models = {}
+        for case in together:
+            notes[case].mkdir()
+            models[case.name] = [
+                Model(_find_errors, (case, device, quick, notes[case])),
+                *(Model(_build, (case, name, device, quick, notes[case])) for name in names),
+            ]
+        rounds, seconds = (5, 0.05) if on_gpu and not quick else (2, 0.0)
+        times = measure_models(models, device, rounds=rounds, seconds=seconds, limit=limit)
+        return {
+            case: _noted(notes[case], ERRORS)
+            | {
+                name: _noted(notes[case], name) | _result(name, times[case.name], arms(on_gpu, quick)[name].replicas)
+                for name in names
+            }
+            for case in together
+        }
 
 
-def _result(name: str, times: dict[str, Measured], on_gpu: bool, quick: bool) -> dict[str, Any]:
+def _result(name: str, times: dict[str, Measured], replicas: int) -> dict[str, Any]:
     if name not in times:
         return {}
-    median = times[name].timing.median
-    replicas = arms(on_gpu, quick)[name].replicas
-    speed_up = times[REFERENCE].timing.median / median * replicas if REFERENCE in times else None
+    speed_up = times[REFERENCE].timing.median / times[name].timing.median * replicas if REFERENCE in times else None
     return {"milliseconds": asdict(times[name].timing), "speed_up": speed_up}
 
 
@@ -163,22 +170,24 @@ def arms(on_gpu: bool, quick: bool) -> dict[str, Arm]:
     found["NSR, attached, eager"] = Arm(_step(steps.attached))
     found["NSR, eager"] = Arm(_step(steps.trained))
     if on_gpu:
+        for precision, (told, autocast) in MODES.items():
+            step = _step(steps.trained, captured=True, autocast=autocast)
+            found[f"NSR, captured, {precision}"] = Arm(step, told)
+            if not quick:
+                step = _step(steps.trained, captured=True, compiled=True, autocast=autocast)
+                found[f"NSR, compiled and captured, {precision}"] = Arm(step, told)
         if not quick:
             found["GCN, compiled, TF32"] = Arm(_step(steps.plain, compiled=True), "high")
-        ways = {"captured": False} if quick else {"captured": False, "compiled and captured": True}
-        for precision, (told, autocast) in MODES.items():
-            for way, compiled in ways.items():
-                step = _step(steps.trained, captured=True, compiled=compiled, autocast=autocast)
-                found[f"NSR, {way}, {precision}"] = Arm(step, told)
+            found["GCN, compiled and captured, TF32"] = Arm(_step(steps.plain, compiled=True, captured=True), "high")
     elif not quick:
         found["NSR, compiled"] = Arm(_step(steps.trained, compiled=True))
     if on_gpu or quick:
-        found["NSR, one replica"] = Arm(_replicas(1))
-        found["NSR, ten replicas"] = Arm(_replicas(REPLICAS), replicas=REPLICAS)
+        found["NSR, one replica, TF32"] = Arm(_replicas(1), "high")
+        found["NSR, ten replicas, TF32"] = Arm(_replicas(REPLICAS), "high", replicas=REPLICAS)
     return found
 
 
-def _step(model: Callable[[steps.Task], nn.Module], **how: bool) -> Build:
+def _step(model: Callable[[steps.Task], GraphModel], **how: bool) -> Build:
     return lambda task: steps.step(model(task), task, **how)
 
 
@@ -186,18 +195,26 @@ def _replicas(count: int) -> Build:
     return lambda task: steps.replicas_step([steps.trained(task) for _ in range(count)], task)
 
 
+def _find_errors(case: GraphCase, device: torch.device, quick: bool, notes: Path) -> dict[str, Callable[[], object]]:
+    """How exact what is timed is; nothing to time."""
+    task = task_of(case, device, quick)[0]
+    modes = MODES if device.type == "cuda" else {"fp32": MODES["fp32"]}
+    kernels = kernel_errors(task.normalised[0], task.nodes, task.width)
+    _note(notes, ERRORS, **{"kernel errors": kernels, "model errors": model_errors(task, modes)})
+    return {}
+
+
 def _build(
-    case: GraphCase, name: str, device: torch.device, quick: bool, folder: str
+    case: GraphCase, name: str, device: torch.device, quick: bool, notes: Path
 ) -> dict[str, Callable[[], object]]:
-    """An arm, ready to be timed; what else there is to know of it goes into the folder."""
-    torch.compiler.reset()  # one model more in the compiler's cache of a function and it would fall back to eager
+    """An arm, ready to be timed; what else there is to know of it is noted."""
     try:
         step, peak = build_step(arms(device.type == "cuda", quick)[name], task_of(case, device, quick)[0])
     except Exception as error:  # a peer that cannot run is a result too, and the others are still to be measured
-        _note(folder, name, error=f"{type(error).__name__}: {error}"[:500])
+        _note(notes, name, error=f"{type(error).__name__}: {error}"[:500])
         return {}
-    _note(folder, name, peak_bytes=peak)
-    return {name: _Profiled(step, name, device, folder) if device.type == "cuda" and "captured" in name else step}
+    _note(notes, name, peak_bytes=peak)
+    return {name: _Profiled(step, name, device, notes) if device.type == "cuda" and "captured" in name else step}
 
 
 def build_step(arm: Arm, task: steps.Task) -> tuple[Callable[[], None], int | None]:
@@ -226,22 +243,22 @@ def build_step(arm: Arm, task: steps.Task) -> tuple[Callable[[], None], int | No
 class _Profiled:
     """A step that notes its kernels in its second call: the first one that has the GPU to itself, and is not timed."""
 
-    def __init__(self, step: Callable[[], None], name: str, device: torch.device, folder: str) -> None:
-        self.step, self.name, self.device, self.folder = step, name, device, folder
+    def __init__(self, step: Callable[[], None], name: str, device: torch.device, notes: Path) -> None:
+        self.step, self.name, self.device, self.notes = step, name, device, notes
         self.calls = 0
 
     def __call__(self) -> None:
         self.calls += 1
         if self.calls == 2:
-            _note(self.folder, self.name, kernels=kernel_times(self.step, self.device))
+            _note(self.notes, self.name, kernels=kernel_times(self.step, self.device))
         self.step()
 
 
-def _note(folder: str, name: str, **facts: Any) -> None:
+def _note(notes: Path, name: str, **facts: Any) -> None:
     """Keep what a process knows of its arm beside its time."""
-    (Path(folder) / f"{name}.json").write_text(json.dumps(_facts(folder, name) | facts))
+    (notes / f"{name}.json").write_text(json.dumps(_noted(notes, name) | facts))
 
 
-def _facts(folder: str, name: str) -> dict[str, Any]:
-    file = Path(folder) / f"{name}.json"
+def _noted(notes: Path, name: str) -> dict[str, Any]:
+    file = notes / f"{name}.json"
     return json.loads(file.read_text()) if file.exists() else {}

@@ -3,11 +3,15 @@
 The same parameters and the same function as :class:`nsr.graph.branch.GraphResidual`; what it costs is the point.
 """
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
 from nsr.graph.branch import GraphResidual
 from nsr.graph.members import Members
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class LiteralGraphResidual(GraphResidual):
@@ -26,7 +30,7 @@ class LiteralGraphResidual(GraphResidual):
         return self.output(self.dropout(self.norm(scaled)))
 
 
-def as_worded(model: nn.Module) -> nn.Module:
+def as_worded(model: M) -> M:
     """Let every graph branch of a model compute as the paper words it, in place."""
     for module in model.modules():
         if type(module) is GraphResidual:

@@ -22,13 +22,16 @@ class Tiling(NamedTuple):
     num_warps: int
     programs: int  # per multiprocessor
     registers: int | None = None  # at most, a thread
-    ahead: bool = False  # the sources' rows are gathered a tile ahead
 
     @property
     def options(self) -> dict[str, int | None]:
         """For the compiler."""
-        chip = {"num_warps": self.num_warps, "num_stages": 1, "maxnreg": self.registers}
-        return {"BLOCK_E": self.block_e, "AHEAD": self.ahead, **chip}
+        return {
+            "BLOCK_E": self.block_e,
+            "num_warps": self.num_warps,
+            "num_stages": 1,
+            "maxnreg": self.registers,
+        }
 
 
 class Tilings(NamedTuple):
@@ -40,7 +43,7 @@ class Tilings(NamedTuple):
 
 
 # A few programs a multiprocessor hide the gathers' latency. Chosen by a sweep on an H200 at width 128.
-_TWO_TERMS = Tilings(Tiling(32, 4, 2), Tiling(16, 4, 2), Tiling(32, 8, 1))
+_TWO_TERMS = Tilings(Tiling(32, 4, 2), Tiling(16, 8, 2, 128), Tiling(32, 8, 1))
 TILINGS = {
     "fp32": _TWO_TERMS,
     "tf32": _TWO_TERMS,
@@ -48,8 +51,7 @@ TILINGS = {
 }
 # bf16 terms of each factor of the product. Two have 16 bits: more than TF32's 11, and within 1e-5 of fp64.
 TERMS = {"bf16": 1, "tf32": 2, "fp32": 2}
-# The source's share of the hidden layer, of which a factor of the product is made, is gathered no wider than that.
-SOURCE_GATE = {"bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
+FEWEST_TILES = 8  # of a run, where replicas are many: each reads all of W2 first
 CHUNK_ELEMENTS = 1 << 29  # of the logits' gradients between the backward kernels, in bf16: 1 GB
 
 
@@ -75,7 +77,7 @@ def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor,
     order = member_order(target, source, targets)
     out = torch.zeros_like(tables.target_gate)
     tiles = triton.cdiv(members, tiling.block_e)
-    tiles_per_run = max(1, triton.cdiv(tiles, _programs(tables, tiling)))
+    tiles_per_run = max(1, triton.cdiv(tiles, _programs(tables, members, tiling)))
     carry = carry_for(out, triton.cdiv(tiles, tiles_per_run))
     if members:
         sum_forward[(carry.shape[1], replicas)](
@@ -147,10 +149,7 @@ def _walk(
     replicas, sources, width = tables.messages.shape
     targets, rows, members = grad.shape[1], sums[0].shape[1], coefficient.shape[0]
     elements = replicas * TERMS[precision] * width
-    tilings = TILINGS[precision]
-    if by_source:  # rows are the sources', and at hand
-        tilings = Tilings(*(tiling._replace(ahead=False) for tiling in tilings))
-    chunk, by_logit, by_hidden = _plan(members, CHUNK_ELEMENTS // elements, tables, tilings)
+    chunk, by_logit, by_hidden = _plan(members, CHUNK_ELEMENTS // elements, tables, TILINGS[precision])
     d_logit = grad.new_empty(chunk * elements, dtype=torch.bfloat16)
     d_weight = tables.weight.new_empty(replicas, by_hidden.at_once, width, width)
     d_bias = tables.bias.new_empty(replicas, by_logit.total, width)
@@ -194,7 +193,7 @@ def _plan(members: int, most: int, tables: Tables, tilings: Tilings) -> tuple[in
     Both work through a chunk before the next one begins. Where there are several, each program of either kernel has
     whole tiles of every chunk, so that all runs are of one length.
     """
-    programs = [_programs(tables, tiling) for tiling in tilings[1:]]
+    programs = [_programs(tables, members, tiling) for tiling in tilings[1:]]
     at_least = math.lcm(*(n * tiling.block_e for n, tiling in zip(programs, tilings[1:], strict=True)))
     chunk = max(1, members) if members <= most else max(1, most // at_least) * at_least
 
@@ -218,13 +217,21 @@ def _inputs(
     weight_terms[(triton.cdiv(numel, 1024),)](
         tables.weight, weight, transposed, numel, WIDTH=tables.weight.shape[-1], BLOCK=1024, TERMS=terms
     )  # fmt: skip
-    narrowed = tables._replace(weight=weight, source_gate=tables.source_gate.to(SOURCE_GATE[precision]))
-    return (*narrowed, coefficient.index_select(0, order.member)), transposed
+    return (*tables._replace(weight=weight), coefficient.index_select(0, order.member)), transposed
 
 
-def _programs(tables: Tables, tiling: Tiling) -> int:
-    """Programs of one replica."""
-    return triton.cdiv(num_programs(tables.messages.device, tiling.programs), tables.messages.shape[0])
+def _programs(tables: Tables, members: int, tiling: Tiling) -> int:
+    """Programs of one replica.
+
+    All that fit on the chip: replicas then come one after the other, and the rows that are gathered stay in its cache.
+    Of a small graph only so many, a power of two, that each has a few tiles; but together the replicas fill the chip.
+    """
+    at_once = num_programs(tables.messages.device, tiling.programs)
+    busy = members // (FEWEST_TILES * tiling.block_e)
+    return max(
+        triton.cdiv(at_once, tables.messages.shape[0]),
+        at_once if busy >= at_once else 1 << max(0, busy.bit_length() - 1),
+    )
 
 
 def _constants(tables: Tables, coefficient: Tensor, precision: str) -> dict[str, int]:

@@ -41,16 +41,6 @@ def load_tile(row_ptr, other_ptr, rank_ptr, t_ptr, tile, members, BLOCK_E: tl.co
     return row, other, t, rank, newest
 
 
-@triton.jit
-def load_ends(ptr, tile, members, BLOCK_E: tl.constexpr, LONG: tl.constexpr):
-    """One end of a tile's members."""
-    at = tl.arange(0, BLOCK_E) + tile * BLOCK_E
-    end = tl.load(ptr + at, mask=at < members, other=0)
-    if LONG:
-        end = end.to(tl.int64)
-    return end
-
-
 @triton.jit(do_not_specialize=SIZES)
 def weight_terms(w_ptr, out_ptr, transposed_ptr, numel, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TERMS: tl.constexpr):
     """``W2`` and its transpose as bf16 terms, each ``[TERMS, R, D, D]``.
@@ -85,9 +75,9 @@ def load_weight(w_ptr, replica, k, WIDTH: tl.constexpr, TERMS: tl.constexpr):
 
 
 @triton.jit
-def add_target(a, b_ptr, c_ptr, target, t, k, WIDTH: tl.constexpr):
+def load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH: tl.constexpr):
     """``x = a_s + b_v - t c_v``, ``[member, channel]``."""
-    x = a.to(tl.float32) + load_rows(b_ptr, target, k, WIDTH)
+    x = load_rows(a_ptr, source, k, WIDTH) + load_rows(b_ptr, target, k, WIDTH)
     return x - t[:, None] * load_rows(c_ptr, target, k, WIDTH)
 
 
@@ -139,7 +129,6 @@ def sum_forward(
     BLOCK_W: tl.constexpr,
     TERMS: tl.constexpr,
     LONG: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """Rows ``K^{-1/2} sum g z``; programs are (run of tiles, replica)."""
     program, replica = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -161,21 +150,10 @@ def sum_forward(
     scale = tl.load(scale_ptr + open_row)
     total = tl.zeros([BLOCK_W], tl.float32)
     target, source, t, rank, newest = load_tile(row_ptr, other_ptr, rank_ptr, t_ptr, begin, members, BLOCK_E, LONG)
-    if AHEAD:
-        next_source = load_ends(other_ptr, begin + 1, members, BLOCK_E, LONG)
-        a = load_rows(a_ptr, source, k, WIDTH)
-        m = load_rows(m_ptr, source, k, WIDTH)
     for tile in range(begin, end):
-        if AHEAD:
-            next_a = load_rows(a_ptr, next_source, k, WIDTH)
-            next_m = load_rows(m_ptr, next_source, k, WIDTH)
-            after = load_ends(other_ptr, tile + 2, members, BLOCK_E, LONG)
-        else:
-            a = load_rows(a_ptr, source, k, WIDTH)
-            m = load_rows(m_ptr, source, k, WIDTH)
-        x = add_target(a, b_ptr, c_ptr, target, t, k, WIDTH)
-        z = m - t[:, None] * load_rows(u_ptr, target, k, WIDTH)
-        next_target, next_source_, next_t, next_rank, next_newest = load_tile(
+        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH)
+        z = load_rows(m_ptr, source, k, WIDTH) - t[:, None] * load_rows(u_ptr, target, k, WIDTH)
+        next_target, next_source, next_t, next_rank, next_newest = load_tile(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
         )
         q = terms_of(gelu(x), TERMS)
@@ -189,12 +167,7 @@ def sum_forward(
             total = tl.zeros([BLOCK_W], tl.float32)
         total += row_sum(value, rank, newest, 1.0)
         opened = newest
-        target, t, rank, newest = next_target, next_t, next_rank, next_newest
-        if AHEAD:
-            next_source = after
-            a, m = next_a, next_m
-        else:
-            source = next_source_
+        target, source, t, rank, newest = next_target, next_source, next_t, next_rank, next_newest
     close_row(total * scale, open_row, last, began, goes_on, out_ptr, carry_ptr, WIDTH, k, WIDTH)
 
 
@@ -233,7 +206,6 @@ def logit_backward(
     BLOCK_W: tl.constexpr,
     TERMS: tl.constexpr,
     LONG: tl.constexpr,
-    AHEAD: tl.constexpr,
     BY_SOURCE: tl.constexpr,
     SCATTER: tl.constexpr,
     NEEDS_T: tl.constexpr,
@@ -270,25 +242,14 @@ def logit_backward(
     total = tl.zeros([BLOCK_W], tl.float32)
     d_bias = tl.zeros([BLOCK_W], tl.float32)
     row, other, t, rank, newest = load_tile(row_ptr, other_ptr, rank_ptr, t_ptr, begin, members, BLOCK_E, LONG)
-    if AHEAD:
-        next_source = load_ends(other_ptr, begin + 1, members, BLOCK_E, LONG)
-        a = load_rows(a_ptr, other, k, WIDTH)
-        m = load_rows(m_ptr, other, k, WIDTH)
     for tile in range(begin, end):
         if BY_SOURCE:
             source, target = row, other
         else:
             source, target = other, row
-        if AHEAD:
-            next_a = load_rows(a_ptr, next_source, k, WIDTH)
-            next_m = load_rows(m_ptr, next_source, k, WIDTH)
-            after = load_ends(other_ptr, tile + 2, members, BLOCK_E, LONG)
-        else:
-            a = load_rows(a_ptr, source, k, WIDTH)
-            m = load_rows(m_ptr, source, k, WIDTH)
-        x = add_target(a, b_ptr, c_ptr, target, t, k, WIDTH)
+        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH)
         u = load_rows(u_ptr, target, k, WIDTH)
-        z = m - t[:, None] * u
+        z = load_rows(m_ptr, source, k, WIDTH) - t[:, None] * u
         from_sum = load_rows(grad_ptr, target, k, WIDTH)
         next_row, next_other, next_t, next_rank, next_newest = load_tile(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
@@ -321,9 +282,6 @@ def logit_backward(
         total += row_sum(d_z, rank, newest, share)
         opened = newest
         row, other, t, rank, newest = next_row, next_other, next_t, next_rank, next_newest
-        if AHEAD:
-            next_source = after
-            a, m = next_a, next_m
     close_row(total, open_row, last, began, goes_on, sum_ptr, carry_ptr, WIDTH, k, WIDTH)
     if not BY_SOURCE:
         tl.store(d_bias_ptr + (replica * runs + run) * WIDTH + k, d_bias, mask=within)
@@ -362,7 +320,6 @@ def hidden_backward(
     BLOCK_W: tl.constexpr,
     TERMS: tl.constexpr,
     LONG: tl.constexpr,
-    AHEAD: tl.constexpr,
     BY_SOURCE: tl.constexpr,
     SCATTER: tl.constexpr,
     NEEDS_T: tl.constexpr,
@@ -397,25 +354,13 @@ def hidden_backward(
     total_c = tl.zeros([BLOCK_W], tl.float32)
     d_w = tl.zeros([BLOCK_W, BLOCK_W], tl.float32)
     row, other, t, rank, newest = load_tile(row_ptr, other_ptr, rank_ptr, t_ptr, begin, members, BLOCK_E, LONG)
-    if AHEAD:
-        next_source = load_ends(other_ptr, begin + 1, members, BLOCK_E, LONG)
-        a = load_rows(a_ptr, other, k, WIDTH)
-        y = load_logit_gradient(d_logit_ptr, first_tile, begin, members, k, WIDTH, BLOCK_E, TERMS)
     for tile in range(begin, end):
         if BY_SOURCE:
             source, target = row, other
         else:
             source, target = other, row
-        if AHEAD:
-            next_a = load_rows(a_ptr, next_source, k, WIDTH)
-            next_y = load_logit_gradient(
-                d_logit_ptr, first_tile, tl.minimum(tile + 1, end - 1), members, k, WIDTH, BLOCK_E, TERMS
-            )
-            after = load_ends(other_ptr, tile + 2, members, BLOCK_E, LONG)
-        else:
-            a = load_rows(a_ptr, source, k, WIDTH)
-            y = load_logit_gradient(d_logit_ptr, first_tile, tile, members, k, WIDTH, BLOCK_E, TERMS)
-        x = add_target(a, b_ptr, c_ptr, target, t, k, WIDTH)
+        y = load_logit_gradient(d_logit_ptr, first_tile, tile, members, k, WIDTH, BLOCK_E, TERMS)
+        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH)
         next_row, next_other, next_t, next_rank, next_newest = load_tile(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
         )
@@ -446,9 +391,6 @@ def hidden_backward(
             total_c += row_sum(d_x, rank, newest, -t)
         opened = newest
         row, other, t, rank, newest = next_row, next_other, next_t, next_rank, next_newest
-        if AHEAD:
-            next_source = after
-            a, y = next_a, next_y
     close_row(total, open_row, last, began, goes_on, sum_ptr, carry_ptr, WIDTH, k, WIDTH)
     if not BY_SOURCE:
         close_row(total_c, open_row, last, began, goes_on, sum_c_ptr, carry_c_ptr, WIDTH, k, WIDTH)

@@ -8,8 +8,8 @@ from nsr.kernels.launch import carry_for, finish_rows, num_programs
 from nsr.kernels.member_order import MemberOrder, member_order
 from nsr.kernels.segment_sum_kernels import coefficient_backward, weighted_sum
 
-BLOCK_ELEMENTS = 2048  # of the block that a warp sums: 64 registers a thread
-PROGRAMS = 16  # warps a multiprocessor
+BLOCK_ELEMENTS = 1024  # of the block that a warp sums: 32 registers a thread
+PROGRAMS = 32  # warps a multiprocessor
 
 
 def forward(messages: Tensor, source: Tensor, target: Tensor, coefficient: Tensor, num_targets: int) -> Tensor:

@@ -104,6 +104,14 @@ def check_features() -> None:
             best, _ = kernels.best_match(kernels.split_features(x.unsqueeze(1)), None, None, 0, 37, 37, 37, 1, False)
             assert torch.equal(best, grid_cosine(features[:, :37], features[:, 37:]).amax(-1))
 
+    # so many that other tiles are taken
+    features = torch.randn(40, 110, 16)
+    terms = kernels.split_features(features.unsqueeze(1))
+    best, partner = kernels.best_match(terms, None, None, 0, 55, 55, 55, 1, False)
+    expected = grid_cosine(*grid_features(features).split(55, dim=1)).max(-1)
+    assert torch.equal(best, expected.values)
+    assert torch.equal(partner, expected.indices)
+
 
 def check_mpm() -> None:
     for length, prefix in ((2, 1), (3, 1), (77, 1), (40, 0)):
@@ -290,15 +298,18 @@ def counted_attention(qkv: Tensor, weight: Tensor, to_out: Tensor) -> None:
 def check_beside() -> None:
     """Attention with the matching beside it is one after the other."""
     length, heads, width, prefix = 70, 3, 16, 1
-    proj, bias = torch.randn(40, heads * width).bfloat16(), torch.randn(40).bfloat16()
+    proj, bias = torch.randn(40, heads * width).bfloat16() / 7, torch.randn(40).bfloat16()
+    x = torch.randn(2, length, 40).bfloat16()
     for size in (None, torch.randint(1, 9, (2, length)).float()):
         qkv = torch.randn(2, length, 3, heads, width).bfloat16()
         with kernels.token_kernels(True):
-            expected = functional.linear(sized_attention(qkv, size, None).flatten(2), proj, bias)
+            attended = functional.linear(
+                sized_attention(qkv, size, None).flatten(2).double(), proj.double(), bias.double()
+            )
             plan = tome_plan(qkv[:, :, 1].transpose(1, 2), 20, size=size, num_prefix=prefix)
             assert plan is not None
-            out, layout = kernels.attend_beside(qkv, size, proj, bias, kernels.Matching(20, prefix, size))
-            assert torch.equal(out, expected)
+            out, layout = kernels.attend_beside(x, qkv, size, proj, bias, kernels.Matching(20, prefix, size))
+            assert (out - (x + attended)).abs().max() <= 2**-7 * (x + attended).abs().max()
             expected = plan.layout
             assert expected is not None
             empty = layout.member < 0

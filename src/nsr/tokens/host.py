@@ -161,11 +161,10 @@ def attention_half(
     """
     assert isinstance(block.attn, Attention)
     normed = block.norm1(x)
-    if matching is not None and valid is None and _can_match(block.attn, normed):
-        qkv = _qkv(block.attn, normed)
-        proj = block.attn.proj
-        out, layout = attend_beside(qkv, size, proj.weight, proj.bias, matching)
-        return Attended(x + block.drop_path1(block.ls1(out)), normed, qkv[:, :, 1].transpose(1, 2), layout)
+    if matching is not None and valid is None and _can_match(block, x, normed):
+        qkv, proj = _qkv(block.attn, normed), block.attn.proj
+        x, layout = attend_beside(x, qkv, size, proj.weight, proj.bias, matching)
+        return Attended(x, normed, qkv[:, :, 1].transpose(1, 2), layout)
     out, keys = _attend(block.attn, normed, size, valid)
     return Attended(x + block.drop_path1(block.ls1(out)), normed, keys)
 
@@ -175,12 +174,13 @@ def mlp_half(block: Block, x: Tensor) -> Tensor:
     return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
 
 
-def _can_match(attn: Attention, x: Tensor) -> bool:
-    """Whether attention and its projection are nothing but that, in half precision, and nobody wants a gradient."""
-    plain = all(isinstance(part, nn.Identity) for part in (attn.q_norm, attn.k_norm, attn.norm))
-    plain = plain and getattr(attn, "gate", None) is None and type(attn.proj) is nn.Linear
-    half = x.dtype == attn.proj.weight.dtype in (torch.float16, torch.bfloat16)
-    return plain and half and not attn.training and not torch.is_grad_enabled() and use_kernels(x)
+def _can_match(block: Block, x: Tensor, normed: Tensor) -> bool:
+    """Whether the block is nothing but its layers, all in one half precision, and nobody wants a gradient."""
+    assert isinstance(block.attn, Attention)
+    proj = block.attn.proj
+    plain = has_plain_parts(block) and type(proj) is nn.Linear and not block.training
+    half = x.dtype == normed.dtype == proj.weight.dtype in (torch.float16, torch.bfloat16)
+    return plain and half and not torch.is_grad_enabled() and use_kernels(x)
 
 
 def _qkv(attn: Attention, x: Tensor) -> Tensor:

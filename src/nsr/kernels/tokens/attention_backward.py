@@ -52,7 +52,7 @@ def fold_keys(
     return state
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["length", "heads"], do_not_specialize_on_alignment=["weight_ptr", "count_ptr"])
 def attend_backward_queries(
     q_ptr,
     k_ptr,
@@ -157,7 +157,7 @@ def fold_queries(
     return to_k, to_v
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["length", "heads"], do_not_specialize_on_alignment=["weight_ptr", "count_ptr"])
 def attend_backward_keys(
     q_ptr,
     k_ptr,

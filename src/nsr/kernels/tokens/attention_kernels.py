@@ -68,7 +68,7 @@ def fold_keys(
     return top, mass, total
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["length", "heads"], do_not_specialize_on_alignment=["weight_ptr", "count_ptr"])
 def attend(
     q_ptr,
     k_ptr,

@@ -16,6 +16,7 @@ from nsr.kernels.tokens.attention import _attention
 from nsr.kernels.tokens.layout import GroupLayout
 from nsr.kernels.tokens.match import _tome_layout, _tome_layout_like
 
+_WIDEST = 256  # beyond it the libraries' products are better
 _streams = threading.local()
 
 
@@ -34,22 +35,24 @@ class Matching(NamedTuple):
 
 
 def attend_beside(
-    qkv: Tensor, weight: Tensor | None, proj: Tensor, proj_bias: Tensor | None, matching: Matching
+    x: Tensor, qkv: Tensor, weight: Tensor | None, proj: Tensor, proj_bias: Tensor | None, matching: Matching
 ) -> tuple[Tensor, GroupLayout]:
-    """Attention with its output projection, and the groups that its keys make; takes no gradient.
+    """``x + W attention(qkv) + b``, and the groups that its keys make; takes no gradient.
 
     They are those of :func:`~nsr.kernels.tokens.attention` (of the fused kernels of torch where no key has a weight)
     and :func:`~nsr.kernels.tokens.tome_layout`.
 
     Shapes:
-        ``qkv``: ``[B, N, 3, H, d_h]``; ``weight``: ``[B, N]``; ``proj``: ``[D, H d_h]``; result ``[B, N, D]``.
+        ``x``: ``[B, N, D]``; ``qkv``: ``[B, N, 3, H, d_h]``; ``weight``: ``[B, N]``; ``proj``: ``[D, H d_h]``; result
+        ``[B, N, D]``.
     """
-    out, *layout = _attend_beside(qkv, weight, proj, proj_bias, *matching)
+    out, *layout = _attend_beside(x, qkv, weight, proj, proj_bias, *matching)
     return out, GroupLayout(*layout)
 
 
 @torch.library.custom_op("nsr::attend_beside", mutates_args=())
 def _attend_beside(
+    x: Tensor,
     qkv: Tensor,
     weight: Tensor | None,
     proj: Tensor,
@@ -59,20 +62,22 @@ def _attend_beside(
     size: Tensor | None,
 ) -> list[Tensor]:
     keys = qkv[:, :, 1].transpose(1, 2)
-    if not (qkv.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return [_attend(qkv, weight, proj, proj_bias), *_tome_layout(keys, size, r, num_prefix)]
-    main, side = torch.cuda.current_stream(qkv.device), _side_stream(qkv.device)
+    side = _side_stream(qkv.device) if qkv.is_cuda else None  # made ahead of the first capture
+    if side is None or not torch.cuda.is_current_stream_capturing():
+        return [_attend(x, qkv, weight, proj, proj_bias), *_tome_layout(keys, size, r, num_prefix)]
+    main = torch.cuda.current_stream(qkv.device)
     side.wait_stream(main)
     # What it allocates belongs to the other stream, which waits for this one before it takes any of it again.
     with torch.cuda.stream(side):
         layout = _tome_layout(keys, size, r, num_prefix)
-    out = _attend(qkv, weight, proj, proj_bias)
+    out = _attend(x, qkv, weight, proj, proj_bias)
     main.wait_stream(side)
     return [out, *layout]
 
 
 @_attend_beside.register_fake
 def _(
+    x: Tensor,
     qkv: Tensor,
     weight: Tensor | None,
     proj: Tensor,
@@ -81,16 +86,34 @@ def _(
     num_prefix: int,
     size: Tensor | None,
 ) -> list[Tensor]:
-    return [qkv.new_empty(*qkv.shape[:2], proj.shape[0]), *_tome_layout_like(qkv[:, :, 1].transpose(1, 2), r)]
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return [out, *_tome_layout_like(qkv[:, :, 1].transpose(1, 2), r)]
 
 
-def _attend(qkv: Tensor, weight: Tensor | None, proj: Tensor, proj_bias: Tensor | None) -> Tensor:
+def _attend(x: Tensor, qkv: Tensor, weight: Tensor | None, proj: Tensor, proj_bias: Tensor | None) -> Tensor:
     if weight is None:
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     else:
-        attended = _attention(qkv, weight, None, False)[0]
-    return F.linear(attended.flatten(2), proj, proj_bias)
+        attended = _attention(qkv, weight, None, False)[0].flatten(2)
+    if proj_bias is None or attended.shape[-1] > _WIDEST:
+        return x + F.linear(attended, proj, proj_bias)
+    return _project_add(x.contiguous(), attended.contiguous(), proj.contiguous(), proj_bias.contiguous())
+
+
+def _project_add(x: Tensor, a: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``x + W a + b``: ``[B, N, D], [B, N, E] -> [B, N, D]``."""
+    import triton
+
+    from nsr.kernels.tokens.projection_kernels import project_add
+
+    out = torch.empty_like(x)
+    rows, (outputs, width) = x.shape[0] * x.shape[1], weight.shape
+    block_m = 128 if rows >= 8192 else 32
+    project_add[(triton.cdiv(rows, block_m), triton.cdiv(outputs, 64))](
+        a, weight, bias, x, out, rows, WIDTH=width, OUT=outputs, BLOCK_M=block_m, BLOCK_N=64, BLOCK_K=64, num_warps=4
+    )
+    return out
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:

@@ -21,7 +21,10 @@ def store_slots(ptr, at, column, values, inside, ROW: tl.constexpr, FIRST: tl.co
     tl.store(ptr + at[:, None] * ROW + FIRST + column[None, :], values.to(ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["length", "num_groups", "slots"])
+@triton.jit(
+    do_not_specialize=["length", "num_groups", "slots"],
+    do_not_specialize_on_alignment=["token_ptr", "group_ptr", "share_ptr"],
+)
 def encode_backward(
     x_ptr,
     y_ptr,

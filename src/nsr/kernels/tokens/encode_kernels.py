@@ -96,7 +96,9 @@ def encode_rows(
     return encoded, hidden_z, hidden_x, hidden_y
 
 
-@triton.jit(do_not_specialize=["length", "num_groups", "slots"])
+@triton.jit(
+    do_not_specialize=["length", "num_groups", "slots"], do_not_specialize_on_alignment=["token_ptr", "group_ptr"]
+)
 def encode(
     x_ptr,
     y_ptr,

@@ -13,7 +13,10 @@ import triton.language as tl
 SPAN = tl.constexpr(1 << 15)  # above every length: group and place of a token share one number
 
 
-@triton.jit(do_not_specialize=["length", "num_groups", "slots"])
+@triton.jit(
+    do_not_specialize=["length", "num_groups", "slots"],
+    do_not_specialize_on_alignment=["group_ptr", "order_ptr", "start_ptr", "token_ptr", "of_group_ptr", "slot_ptr"],
+)
 def list_members(
     group_ptr,
     order_ptr,
@@ -51,7 +54,10 @@ def list_members(
     tl.store(token_ptr + m, tl.full([BLOCK_M], -1, tl.int32), mask=(m >= tl.sum(member, 0)) & (m < slots))
 
 
-@triton.jit(do_not_specialize=["length", "num_groups"])
+@triton.jit(
+    do_not_specialize=["length", "num_groups"],
+    do_not_specialize_on_alignment=["group_ptr", "size_ptr", "order_ptr", "start_ptr", "share_ptr", "total_ptr"],
+)
 def lay_out(
     group_ptr,
     size_ptr,

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from nsr.kernels.tokens.layout import GroupLayout, bucket, empty_layout
 
+_FEW = 2048  # rows of scores that leave multiprocessors idle in tiles of 64: smaller ones, and longer steps
+
 
 @torch.library.custom_op("nsr::split_features", mutates_args=())
 def split_features(x: Tensor) -> Tensor:
@@ -80,6 +82,8 @@ def best_match(
     best = terms.new_empty(batch, count_a, dtype=torch.float32)
     partner = terms.new_empty(batch, count_a, dtype=torch.int64)
     tile = _tile(terms)
+    if batch * count_a <= _FEW:
+        tile |= {"BLOCK_A": 16, "BLOCK_B": 128}
     kernel[(triton.cdiv(count_a, tile["BLOCK_A"]), batch)](
         terms, terms if order is None else order, terms if mask is None else mask, best, partner,
         length, 0 if order is None else order.shape[1], 0 if mask is None else mask.shape[1],

@@ -127,7 +127,8 @@ def score_tile(
 
 
 @triton.jit(
-    do_not_specialize=["length", "order_batch", "valid_batch", "count_a", "count_b", "first_a", "first_b", "step"]
+    do_not_specialize=["length", "order_batch", "valid_batch", "count_a", "count_b", "first_a", "first_b", "step"],
+    do_not_specialize_on_alignment=["order_ptr", "valid_ptr"],
 )
 def best_match(
     terms_ptr,
@@ -286,7 +287,10 @@ def load_size(size_ptr, token, inside, SIZED: tl.constexpr):
         return inside.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["length", "count_a", "count_b", "first_a", "first_b", "num_prefix", "r"])
+@triton.jit(
+    do_not_specialize=["length", "count_a", "count_b", "first_a", "first_b", "num_prefix", "r"],
+    do_not_specialize_on_alignment=["size_ptr"],
+)
 def tome_layout(
     best_ptr,
     partner_ptr,

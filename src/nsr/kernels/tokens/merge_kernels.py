@@ -13,6 +13,9 @@ import triton.language as tl
 
 from nsr.kernels.tokens.blocks import dot, load_rows, load_weight
 
+# Read a number at a time, so that nothing is gained by knowing where they begin, and a compilation lost.
+INDICES = ["share_ptr", "order_ptr", "start_ptr"]
+
 
 @triton.jit
 def zero_padding(ptr, order_ptr, end, length, PLACES: tl.constexpr, column, WIDTH: tl.constexpr):
@@ -25,7 +28,7 @@ def zero_padding(ptr, order_ptr, end, length, PLACES: tl.constexpr, column, WIDT
     tl.store(ptr + at, zeros, mask=padding[:, None] & (column < WIDTH)[None, :])
 
 
-@triton.jit(do_not_specialize=["length", "num_groups"])
+@triton.jit(do_not_specialize=["length", "num_groups"], do_not_specialize_on_alignment=INDICES)
 def merge(
     x_ptr,
     share_ptr,
@@ -79,7 +82,7 @@ def merge(
         zero_padding(code_ptr, order_ptr, tl.load(start_ptr + num_groups), length, BLOCK_G, c, CODE)
 
 
-@triton.jit(do_not_specialize=["length", "num_groups"])
+@triton.jit(do_not_specialize=["length", "num_groups"], do_not_specialize_on_alignment=INDICES)
 def decode(
     code_ptr,
     share_ptr,
@@ -124,7 +127,7 @@ def decode(
         tl.store(y_ptr + at, (y + update.to(kind).to(tl.float32)).to(kind), mask=mask)
 
 
-@triton.jit(do_not_specialize=["length", "num_groups", "slots"])
+@triton.jit(do_not_specialize=["length", "num_groups", "slots"], do_not_specialize_on_alignment=[*INDICES, "slot_ptr"])
 def spread_gradient(
     grad_y_ptr,
     to_x_ptr,

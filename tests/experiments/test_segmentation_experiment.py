@@ -330,7 +330,7 @@ assert all(torch.equal(weights[name], value) for name, value in resumed.model.st
 
 
 def test_stacks_are_not_torn_apart() -> None:
-    def groups(sizes: list[int], together: int) -> list[list[int]]:
+    def groups(sizes: list[int], together: int | None) -> list[list[int]]:
         cells = [[SegmentationCell("tome", "1.8x", "nsr", 10 * n + i) for i in range(k)] for n, k in enumerate(sizes)]
         return [[cell.seed for cell in group] for group in runs._groups(cells, together)]
 
@@ -339,6 +339,7 @@ def test_stacks_are_not_torn_apart() -> None:
     assert groups([5], 2) == [[0, 1], [2, 3], [4]]
     assert groups([1, 1, 1], 1) == [[0], [10], [20]]
     assert groups([], 4) == []
+    assert groups([2, 1], None) == [[0, 1], [10]]
 
 
 @pytest.mark.data

@@ -34,7 +34,10 @@ TensorBoard = Annotated[
     Path | None, typer.Option(file_okay=False, help="Draw curves for TensorBoard here, one folder a run. Default: off.")
 ]
 Data = Annotated[Path | None, typer.Option(help="Where the data is. Default: $NSR_DATA or the user's cache folder.")]
-Together = Annotated[int, typer.Option("--concurrent", min=1, help="Models trained side by side on one GPU.")]
+Together = Annotated[
+    int | None,
+    typer.Option("--concurrent", min=1, help="Models trained side by side. Default: the variants of a point on a GPU."),
+]
 Workers = Annotated[int, typer.Option(min=0, help="Processes that decode images where these do not fit the device.")]
 Force = Annotated[bool, typer.Option("--force", help="Run again what has a result.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="The same weights to the bit, run after run.")]
@@ -79,7 +82,7 @@ def _table_of(task: str) -> Callable[..., None]:
         outputs: Outputs = _OUTPUTS,
         tensorboard: TensorBoard = None,
         data: Data = None,
-        concurrent: Together = 1,
+        concurrent: Together = None,
         workers: Workers = 4,
         force: Force = False,
         deterministic: Deterministic = False,
@@ -109,7 +112,7 @@ def token_ablation(
     outputs: Outputs = _OUTPUTS,
     tensorboard: TensorBoard = None,
     data: Data = None,
-    concurrent: Together = 1,
+    concurrent: Together = None,
     workers: Workers = 4,
     force: Force = False,
     deterministic: Deterministic = False,
@@ -135,7 +138,7 @@ def adapter(
     outputs: Outputs = _OUTPUTS,
     tensorboard: TensorBoard = None,
     data: Data = None,
-    concurrent: Together = 1,
+    concurrent: Together = None,
     workers: Workers = 4,
     force: Force = False,
     deterministic: Deterministic = False,
@@ -244,7 +247,7 @@ def _train(
     changes: dict,
     results: Path,
     tensorboard: Path | None,
-    concurrent: int,
+    concurrent: int | None,
     force: bool,
     with_numerics: bool,
 ) -> None:

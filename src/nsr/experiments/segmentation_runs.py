@@ -27,7 +27,7 @@ def run_table(
     protocol: SegmentationProtocol,
     results: Path,
     *,
-    together: int = 1,
+    together: int | None = None,
     force: bool = False,
     with_numerics: bool = False,
     say: Say = print,
@@ -42,7 +42,7 @@ def run_table(
         cells: What to run.
         protocol: How to train; a cell's seed replaces the protocol's.
         results: Where results go.
-        together: How many models are trained side by side.
+        together: How many models are trained side by side; by default those of one stack.
         force: Whether to run again what has a result.
         with_numerics: Whether to measure the residuals of the NSR models too, while they are at hand.
         say: Told a line for each cell.
@@ -77,8 +77,14 @@ def run_table(
                     _write_numerics(lab, results, cell, outcome.model, say)
 
 
-def _groups(stacks: Sequence[Sequence[SegmentationCell]], together: int) -> Iterator[list[SegmentationCell]]:
-    """Whole stacks side by side as long as they have at most ``together`` cells; a larger one is cut."""
+def _groups(stacks: Sequence[Sequence[SegmentationCell]], together: int | None) -> Iterator[list[SegmentationCell]]:
+    """Whole stacks side by side as long as they have at most ``together`` cells; a larger one is cut.
+
+    By default a stack after another.
+    """
+    if together is None:
+        yield from map(list, stacks)
+        return
     group: list[SegmentationCell] = []
     for stack in stacks:
         for first in range(0, len(stack), together):

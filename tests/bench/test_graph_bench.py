@@ -2,7 +2,9 @@
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 
 import nsr
 from nsr.bench import graph_steps as steps
+from nsr.bench import scale
 from nsr.bench.graph import bench_graph
 from nsr.bench.graph_cases import QUICK, TOLOKERS, edge_index, random_edges
 from nsr.bench.literal_branch import as_worded
@@ -50,6 +53,39 @@ def test_steps_train(task: steps.Task) -> None:
     before = [p.detach().clone() for p in model.parameters()]
     steps.step(model, task)()
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@torch.no_grad()  # with gradients torch warns of its own look at the .grad of a layer's input
+def test_layers_share_what_is_compiled(task: steps.Task) -> None:
+    model = steps.trained(task).eval()
+    expected = copy.deepcopy(model)(task.x, task.edge_index)
+    graphs = []
+    torch._dynamo.reset()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    for layer in model.layers:
+        layer.compile(dynamic=False, fullgraph=True, backend=backend)
+    torch.testing.assert_close(model(task.x, task.edge_index), expected)
+    assert len(graphs) == 1, "whole, and the same for both layers"
+
+
+def test_scale_is_kept_after_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+    monkeypatch.setattr(scale, "QUICK_MEMBERS", (200, 400))
+
+    def out_of_memory(task: steps.Task) -> None:
+        raise torch.OutOfMemoryError("200 GB are too many")
+
+    monkeypatch.setattr(steps, "literal", out_of_memory)
+    record = scale.bench_scale(
+        torch.device("cpu"), machine="here", quick=True, keep=lambda r: kept.append(list(r.metrics))
+    )
+    assert kept == [["200 members"], ["200 members", "400 members"]]
+    assert record.metrics["400 members"]["NSR as worded"] == {"error": "OutOfMemoryError: 200 GB are too many"}
+    assert record.metrics["400 members"]["NSR"]["milliseconds"]["median"] > 0
 
 
 @pytest.mark.parametrize("command", ["graph", "scale"])

@@ -4,8 +4,8 @@ The arms of a graph are measured in turns: the plain GCN, eager and compiled, an
 it, eager and compiled; ``nsr.attach`` and nothing else; and the branch as the library trains it: compiled, on a GPU
 captured in a CUDA graph in each precision of the gate's product, and as ten replicas. Products are fp32 unless an arm
 says TF32 or bf16; bf16 alone is the gate's product, the others are then TF32, and with autocast every one is bf16. On a
-GPU each arm has a process of its own. An arm that fails is recorded with its error, a captured one with its kernels. On
-a CPU models have one layer: a step of the literal form with four takes a minute.
+GPU each arm has a process of its own. An arm that fails is recorded with its error, a compiled and captured one with its
+kernels. On a CPU models have one layer: a step of the literal form with four takes a minute.
 """
 
 import json
@@ -171,8 +171,8 @@ def arms(on_gpu: bool, quick: bool) -> dict[str, Arm]:
     found["NSR, eager"] = Arm(_step(steps.trained))
     if on_gpu:
         for precision, (told, autocast) in MODES.items():
-            step = _step(steps.trained, captured=True, autocast=autocast)
-            found[f"NSR, captured, {precision}"] = Arm(step, told)
+            if not autocast:
+                found[f"NSR, captured, {precision}"] = Arm(_step(steps.trained, captured=True), told)
             if not quick:
                 step = _step(steps.trained, captured=True, compiled=True, autocast=autocast)
                 found[f"NSR, compiled and captured, {precision}"] = Arm(step, told)
@@ -214,7 +214,7 @@ def _build(
         _note(notes, name, error=f"{type(error).__name__}: {error}"[:500])
         return {}
     _note(notes, name, peak_bytes=peak)
-    return {name: _Profiled(step, name, device, notes) if device.type == "cuda" and "captured" in name else step}
+    return {name: _Profiled(step, name, device, notes) if "compiled and captured" in name else step}
 
 
 def build_step(arm: Arm, task: steps.Task) -> tuple[Callable[[], None], int | None]:

@@ -4,8 +4,8 @@ The arms of a graph are measured in turns: the plain GCN, eager and compiled, an
 it, eager and compiled; ``nsr.attach`` and nothing else; and the branch as the library trains it: compiled, on a GPU
 captured in a CUDA graph in each precision of the gate's product, and as ten replicas. Products are fp32 unless an arm
 says TF32 or bf16; bf16 alone is the gate's product, the others are then TF32, and with autocast every one is bf16. On a
-GPU each arm has a process of its own. An arm that fails is recorded with its error, a compiled and captured one with its
-kernels. On a CPU models have one layer: a step of the literal form with four takes a minute.
+GPU each arm has a process of its own. An arm that fails is recorded with its error, one that is both compiled and
+captured with its kernels. On a CPU models have one layer: a step of the literal form with four takes a minute.
 """
 
 import json

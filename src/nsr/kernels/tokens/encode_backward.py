@@ -106,7 +106,7 @@ def encode_backward(
     grad = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
     share = tl.load(share_ptr + sample * length + token, mask=member, other=0.0)
     if FEATURE:
-        for begin in tl.static_range(0, WIDTH, BLOCK_K):
+        for begin in range(0, WIDTH, BLOCK_K):
             d = begin + tl.arange(0, BLOCK_K)
             rows = load_rows(grad_y_ptr, group, member, WIDTH, d, WIDTH)
             store_slots(left_ptr, at, d, rows, inside, LEFT, HIDDEN + 2 * CODE, WIDTH)
@@ -140,7 +140,7 @@ def encode_backward(
     y_dot = tl.sum(d_hidden * (hidden_y - load_vector(sums_ptr + 3 * HIDDEN, h, HIDDEN)), 1) / WIDTH
     d_encoded = d_encoded.to(KIND)
     d_hidden = d_hidden.to(KIND)
-    for begin in tl.static_range(0, WIDTH, BLOCK_K):
+    for begin in range(0, WIDTH, BLOCK_K):
         d = begin + tl.arange(0, BLOCK_K)
         z_hat, x_hat, y_hat = normed_rows(x_ptr, y_ptr, x_row, token, group, member, statistics, d, WIDTH)
         d_z, d_x, d_y = normed_gradients(

@@ -46,6 +46,51 @@ def normed_rows(x_ptr, y_ptr, x_row, token, group, member, statistics, d, WIDTH:
 
 
 @triton.jit
+def encode_channels(
+    state,
+    begin,
+    x_ptr,
+    y_ptr,
+    x_row,
+    token,
+    group,
+    member,
+    statistics,
+    norm_ptr,
+    norm_x_ptr,
+    norm_x_bias_ptr,
+    norm_y_ptr,
+    norm_y_bias_ptr,
+    encoder_ptr,
+    gate_in_ptr,
+    WIDTH: tl.constexpr,
+    CODE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    KIND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add what the channels from ``begin`` on contribute to the four products of :func:`encode_rows`."""
+    encoded, hidden_z, hidden_x, hidden_y = state
+    c = tl.arange(0, BLOCK_C)
+    h = tl.arange(0, BLOCK_H)
+    d = begin + tl.arange(0, BLOCK_K)
+    z_hat, x_hat, y_hat = normed_rows(x_ptr, y_ptr, x_row, token, group, member, statistics, d, WIDTH)
+    u = (z_hat * load_vector(norm_ptr, d, WIDTH)).to(KIND)
+    encoded += dot(u, load_weight(encoder_ptr, WIDTH, d, c, WIDTH, CODE).to(KIND), PRECISION)
+    hidden_z += dot(u, load_weight(gate_in_ptr, 3 * WIDTH, d, h, WIDTH, HIDDEN).to(KIND), PRECISION)
+    x = x_hat * load_vector(norm_x_ptr, d, WIDTH) + load_vector(norm_x_bias_ptr, d, WIDTH)
+    of_x = load_weight(gate_in_ptr + WIDTH, 3 * WIDTH, d, h, WIDTH, HIDDEN)
+    hidden_x += dot(x.to(KIND), of_x.to(KIND), PRECISION)
+    y = y_hat * load_vector(norm_y_ptr, d, WIDTH) + load_vector(norm_y_bias_ptr, d, WIDTH)
+    of_y = load_weight(gate_in_ptr + 2 * WIDTH, 3 * WIDTH, d, h, WIDTH, HIDDEN)
+    hidden_y += dot(y.to(KIND), of_y.to(KIND), PRECISION)
+    return encoded, hidden_z, hidden_x, hidden_y
+
+
+@triton.jit
 def encode_rows(
     x_ptr,
     y_ptr,
@@ -75,25 +120,26 @@ def encode_rows(
 
     Where not all channels fit at once, rows are read again, a few channels at a time, from the cache.
     """
-    c = tl.arange(0, BLOCK_C)
-    h = tl.arange(0, BLOCK_H)
-    encoded = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    hidden_z = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
-    hidden_x = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
-    hidden_y = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
-    for begin in tl.static_range(0, WIDTH, BLOCK_K):
-        d = begin + tl.arange(0, BLOCK_K)
-        z_hat, x_hat, y_hat = normed_rows(x_ptr, y_ptr, x_row, token, group, member, statistics, d, WIDTH)
-        u = (z_hat * load_vector(norm_ptr, d, WIDTH)).to(KIND)
-        encoded += dot(u, load_weight(encoder_ptr, WIDTH, d, c, WIDTH, CODE).to(KIND), PRECISION)
-        hidden_z += dot(u, load_weight(gate_in_ptr, 3 * WIDTH, d, h, WIDTH, HIDDEN).to(KIND), PRECISION)
-        x = x_hat * load_vector(norm_x_ptr, d, WIDTH) + load_vector(norm_x_bias_ptr, d, WIDTH)
-        of_x = load_weight(gate_in_ptr + WIDTH, 3 * WIDTH, d, h, WIDTH, HIDDEN)
-        hidden_x += dot(x.to(KIND), of_x.to(KIND), PRECISION)
-        y = y_hat * load_vector(norm_y_ptr, d, WIDTH) + load_vector(norm_y_bias_ptr, d, WIDTH)
-        of_y = load_weight(gate_in_ptr + 2 * WIDTH, 3 * WIDTH, d, h, WIDTH, HIDDEN)
-        hidden_y += dot(y.to(KIND), of_y.to(KIND), PRECISION)
-    return encoded, hidden_z, hidden_x, hidden_y
+    state = (
+        tl.zeros([BLOCK_M, BLOCK_C], tl.float32),
+        tl.zeros([BLOCK_M, BLOCK_H], tl.float32),
+        tl.zeros([BLOCK_M, BLOCK_H], tl.float32),
+        tl.zeros([BLOCK_M, BLOCK_H], tl.float32),
+    )
+    if BLOCK_K >= WIDTH:
+        state = encode_channels(
+            state, 0, x_ptr, y_ptr, x_row, token, group, member, statistics,
+            norm_ptr, norm_x_ptr, norm_x_bias_ptr, norm_y_ptr, norm_y_bias_ptr, encoder_ptr, gate_in_ptr,
+            WIDTH, CODE, HIDDEN, BLOCK_C, BLOCK_H, BLOCK_K, KIND, PRECISION,
+        )  # fmt: skip
+    else:
+        for begin in range(0, WIDTH, BLOCK_K):
+            state = encode_channels(
+                state, begin, x_ptr, y_ptr, x_row, token, group, member, statistics,
+                norm_ptr, norm_x_ptr, norm_x_bias_ptr, norm_y_ptr, norm_y_bias_ptr, encoder_ptr, gate_in_ptr,
+                WIDTH, CODE, HIDDEN, BLOCK_C, BLOCK_H, BLOCK_K, KIND, PRECISION,
+            )  # fmt: skip
+    return state
 
 
 @triton.jit(

@@ -154,7 +154,7 @@ def _merge_residual_backward(
     left = table(hidden + 2 * code + width * feature)
     right = table(3 * width + hidden + code * feature + 8)
     to_x, to_y = table(width), table(width)
-    blocks = _blocks(width, code, hidden, kind) | {"BLOCK_K": 64 if kind.itemsize == 2 else 32, "num_stages": 1}
+    blocks = _blocks(width, code, hidden, kind) | {"BLOCK_K": 64 if kind.itemsize == 2 else 32}
     sums = x.new_empty(4, hidden, dtype=torch.float32)
     norm_sums[(2,)](weights[6], *weights[1:5], sums, WIDTH=width, HIDDEN=hidden, BLOCK_H=blocks["BLOCK_H"], BLOCK_K=64)
     encode_backward[(triton.cdiv(slots, blocks["BLOCK_M"]), batch)](

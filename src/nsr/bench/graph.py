@@ -31,6 +31,7 @@ from nsr.graph.models import GraphModel
 WIDTH, REPLICAS = 128, 10
 REFERENCE = "NSR as worded, eager"  # of every ratio
 ERRORS = "errors"  # what is noted of no arm
+MOST_IN_FP64 = 200_000  # members on a CPU, where more take a minute
 # What each precision means: what torch.set_float32_matmul_precision is told, and whether bf16 autocast is on.
 MODES = {
     "fp32": ("highest", False),
@@ -167,7 +168,8 @@ def arms(on_gpu: bool, quick: bool) -> dict[str, Arm]:
         for way, compiled in ways.items()
     }
     found["GATv2, eager"] = Arm(_step(steps.attention))
-    found["NSR, attached, eager"] = Arm(_step(steps.attached))
+    if on_gpu or quick:
+        found["NSR, attached, eager"] = Arm(_step(steps.attached))
     found["NSR, eager"] = Arm(_step(steps.trained))
     if on_gpu:
         for precision, (told, autocast) in MODES.items():
@@ -198,7 +200,10 @@ def _replicas(count: int) -> Build:
 def _find_errors(case: GraphCase, device: torch.device, quick: bool, notes: Path) -> dict[str, Callable[[], object]]:
     """How exact what is timed is; nothing to time."""
     task = task_of(case, device, quick)[0]
-    modes = MODES if device.type == "cuda" else {"fp32": MODES["fp32"]}
+    on_gpu = device.type == "cuda"
+    if not on_gpu and task.members > MOST_IN_FP64:
+        return {}
+    modes = MODES if on_gpu else {"fp32": MODES["fp32"]}
     kernels = kernel_errors(task.normalised[0], task.nodes, task.width)
     _note(notes, ERRORS, **{"kernel errors": kernels, "model errors": model_errors(task, modes)})
     return {}

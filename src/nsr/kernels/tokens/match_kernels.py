@@ -253,7 +253,8 @@ def rank_scores(score_ptr, order_ptr, count, BLOCK_A: tl.constexpr, BLOCK_B: tl.
 def highest(score, inside, r):
     """Which of a vector of scores are the ``r`` highest; among equals the first.
 
-    The ``r``-th highest is found two bits at a time, in 16 rounds of counting.
+    The ``r``-th highest is found two bits at a time, in up to 16 rounds of counting: fewer where ``r`` scores are set
+    off from the others earlier.
     """
     # -0.0 + 0.0 is 0.0: equal scores get equal bits
     bits = (score + 0.0).to(tl.int32, bitcast=True)
@@ -262,20 +263,27 @@ def highest(score, inside, r):
     key = tl.where(inside, key, 0)
     threshold = tl.full([], 0, tl.uint32)
     unit = tl.full([], 1 << 30, tl.uint32)
-    for _ in range(16):
+    count = tl.full([], score.shape[0], tl.int32)  # of the keys that reach the threshold
+    while (unit > 0) & (count != r):
         # three counts in one number
         reach = (key >= threshold + unit).to(tl.int64)
         reach += (key >= threshold + 2 * unit).to(tl.int64) << 20
         reach += (key >= threshold + 3 * unit).to(tl.int64) << 40
         reached = tl.sum(reach, 0)
-        steps = ((reached & 1048575) >= r).to(tl.uint32)
-        steps += (((reached >> 20) & 1048575) >= r).to(tl.uint32) + ((reached >> 40) >= r).to(tl.uint32)
-        threshold += steps * unit
+        once = (reached & 1048575).to(tl.int32)
+        twice = ((reached >> 20) & 1048575).to(tl.int32)
+        thrice = (reached >> 40).to(tl.int32)
+        threshold += unit * ((once >= r).to(tl.uint32) + (twice >= r).to(tl.uint32) + (thrice >= r).to(tl.uint32))
+        count = tl.where(thrice >= r, thrice, tl.where(twice >= r, twice, tl.where(once >= r, once, count)))
         unit = unit >> 2
     above = key > threshold
     level = (key == threshold) & inside
-    room = r - tl.sum(above.to(tl.int32), 0)
-    return above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room))
+    counts = tl.sum(above.to(tl.int32) + level.to(tl.int32) * 65536, 0)
+    room = r - counts % 65536
+    chosen = above | level
+    if counts // 65536 > room:
+        chosen = above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room))
+    return chosen
 
 
 @triton.jit
@@ -372,8 +380,9 @@ def tome_layout(
     # Each b: where its group begins, there and among the members of groups of two or more.
     count = tl.load(count_ptr + j, mask=in_b, other=0)
     joined = (count > 0).to(tl.int32)
-    ahead_of_b = tl.cumsum(count, 0) - count
-    joined_to_b = tl.cumsum(joined, 0)
+    so_far = tl.cumsum(count + joined * 65536, 0)
+    ahead_of_b = so_far % 65536 - count
+    joined_to_b = so_far // 65536
     start = kept + j + ahead_of_b
     tl.store(start_ptr + kept + j, start, mask=in_b)
     tl.store(start_ptr + num_groups + j, tl.full([BLOCK_B], 0, tl.int32) + length, mask=j == 0)

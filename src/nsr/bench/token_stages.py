@@ -1,4 +1,8 @@
-"""Where the time of a merge event goes: matching, merging, NSR, each as its own CUDA graph over all events."""
+"""Where the time of a merge event goes: matching, merging, NSR, each as its own CUDA graph over all events.
+
+Each alone: in a captured model ToMe's matching runs beside attention (:mod:`nsr.kernels.tokens.beside`), so a model
+takes less than its stages added up.
+"""
 
 from collections.abc import Callable
 

@@ -133,12 +133,13 @@ def _measure(
     on_gpu = device.type == "cuda"
     with tempfile.TemporaryDirectory() as folder:
         notes = {case: Path(folder, case.name) for case in together}
+        longest_first = sorted(names, key=lambda name: "compiled" not in name)
         models = {}
         for case in together:
             notes[case].mkdir()
             models[case.name] = [
                 Model(_find_errors, (case, device, quick, notes[case])),
-                *(Model(_build, (case, name, device, quick, notes[case])) for name in names),
+                *(Model(_build, (case, name, device, quick, notes[case])) for name in longest_first),
             ]
         rounds, seconds = (5, 0.05) if on_gpu and not quick else (2, 0.0)
         times = measure_models(models, device, rounds=rounds, seconds=seconds, limit=limit)

@@ -51,6 +51,7 @@ def cases() -> dict[str, Case]:
         "heads, replicas": Case(some[:100], 40, width=48, heads=3, replicas=2),
         "heads, replicas, deterministic": Case(some[:100], 40, width=48, heads=3, replicas=2, deterministic=True),
         "chunks": Case(some, 40, chunked=True),
+        "chunks, replicas": Case(some, 40, replicas=2, chunked=True),
         "wide": Case(some, 40, width=48, wide=True, chunked=True),
         "wide, deterministic": Case(some[:100], 40, width=48, heads=2, deterministic=True, wide=True, chunked=True),
         "wide, replicas": Case(some[:100], 40, width=48, heads=3, replicas=2, wide=True),

@@ -23,6 +23,7 @@ CASES = (
     "heads, replicas",
     "heads, replicas, deterministic",
     "chunks",
+    "chunks, replicas",
     "wide",
     "wide, deterministic",
     "wide, replicas",

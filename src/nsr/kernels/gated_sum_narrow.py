@@ -195,7 +195,7 @@ def _plan(members: int, most: int, tables: Tables, tilings: Tilings) -> tuple[in
     """
     programs = [_programs(tables, members, tiling) for tiling in tilings[1:]]
     at_least = math.lcm(*(n * tiling.block_e for n, tiling in zip(programs, tilings[1:], strict=True)))
-    chunk = max(1, members) if members <= most else max(1, most // at_least) * at_least
+    chunk = max(1, members if members <= most else min(members, max(1, most // at_least) * at_least))
 
     def runs(tiling: Tiling, at_once: int) -> _Runs:
         tiles_per_run = triton.cdiv(chunk, at_once * tiling.block_e)

@@ -395,7 +395,8 @@ def hidden_backward(
     if not BY_SOURCE:
         close_row(total_c, open_row, last, began, goes_on, sum_c_ptr, carry_c_ptr, WIDTH, k, WIDTH)
         # The same programs come with every chunk: each goes on with its own partial sum.
-        at = (replica * tl.num_programs(0) + tl.program_id(0)) * WIDTH * WIDTH + k[:, None] * WIDTH + k[None, :]
+        at_once = tl.cdiv(chunk, tiles_per_run * BLOCK_E)  # the last chunk may have fewer
+        at = (replica * at_once + tl.program_id(0)) * WIDTH * WIDTH + k[:, None] * WIDTH + k[None, :]
         inside = within[:, None] & within[None, :]
         if first_run > 0:
             d_w += tl.load(d_w_ptr + at, mask=inside, other=0.0)

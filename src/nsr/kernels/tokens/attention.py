@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Tiles of queries and keys, and stages, in fp32: its products are none of the tensor cores' and fill the registers.
+_EXACT = (32, 32, 1)
+
 
 def attention(qkv: Tensor, weight: Tensor | None, count: Tensor | None = None) -> Tensor:
     """``softmax(q kᵀ / √d_h + log weight_key) v``; differentiable in ``qkv``.
@@ -28,6 +31,8 @@ def _attention(qkv: Tensor, weight: Tensor | None, count: Tensor | None, levelle
     batch, length, _, heads, width = qkv.shape
     out, level = _outputs(qkv, levelled)
     block_q, block_k, stages = (64, 128, 2) if length > 256 else (64, 32, 3)
+    if qkv.dtype.itemsize > 2:
+        block_q, block_k, stages = _EXACT
     attend[(triton.cdiv(length, block_q), batch * heads)](
         *qkv.unbind(2), qkv if weight is None else weight.float().contiguous(), qkv if count is None else count,
         out, level,
@@ -61,13 +66,16 @@ def _attention_backward(
     strides = (qkv.stride(0), qkv.stride(1), qkv.stride(3))
     counts = qkv if count is None else count
     shape = {"WIDTH": width, "BLOCK_D": max(16, triton.next_power_of_2(width)), "COUNTED": count is not None}
-    attend_backward_queries[(triton.cdiv(length, 64), batch * heads)](
+    wide = qkv.dtype.itemsize > 2
+    block_q, block_k, stages = _EXACT if wide else (64, 128, 2)
+    attend_backward_queries[(triton.cdiv(length, block_q), batch * heads)](
         q, k, v, weight, counts, out, grad, level, delta, to_q, *strides, *strides, heads, length, _scale(width),
-        BLOCK_Q=64, BLOCK_K=128, num_warps=4, num_stages=2, **shape,
+        BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=4, num_stages=stages, **shape,
     )  # fmt: skip
-    attend_backward_keys[(triton.cdiv(length, 128), batch * heads)](
+    block_q, block_k, stages = _EXACT if wide else (32, 128, 3)
+    attend_backward_keys[(triton.cdiv(length, block_k), batch * heads)](
         q, k, v, weight, counts, grad, level, delta, to_k, to_v, *strides, *strides, heads, length, _scale(width),
-        BLOCK_Q=32, BLOCK_K=128, num_warps=4, num_stages=3, **shape,
+        BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=4, num_stages=stages, **shape,
     )  # fmt: skip
     return to_qkv
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from nsr.kernels.gated_sum_tables import Gradients, Tables
 
-# A chunk's tensors: a megabyte each on a CPU (they live in its cache), 64 MB on a GPU (few launches).
-_CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
+# A chunk's tensors: two megabytes each on a CPU (they live in its cache), 64 MB on a GPU (few launches).
+_CHUNK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}
 
 
 class _Chunk(NamedTuple):
@@ -84,7 +84,7 @@ def _chunks(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor)
     """One replica's members from the first to the last, a chunk at a time."""
     messages, source_gate, target_gate, mean, mean_gate, weight, bias = tables
     heads, width = mean_gate.shape[1:]
-    size = max(1, _CHUNK_ELEMENTS.get(messages.device.type, 1 << 18) // width)
+    size = max(1, _CHUNK_ELEMENTS.get(messages.device.type, 1 << 19) // width)
     for start in range(0, source.shape[0], size):
         members = slice(start, min(start + size, source.shape[0]))
         s, v, t = source[members], target[members], coefficient[members]

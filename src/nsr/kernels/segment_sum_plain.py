@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-_CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
+_CHUNK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}
 
 
 def forward(messages: Tensor, source: Tensor, target: Tensor, coefficient: Tensor, num_targets: int) -> Tensor:
@@ -37,5 +37,5 @@ def backward(
 
 
 def _slices(messages: Tensor, source: Tensor) -> list[slice]:
-    size = max(1, _CHUNK_ELEMENTS.get(messages.device.type, 1 << 18) // messages.shape[-1])
+    size = max(1, _CHUNK_ELEMENTS.get(messages.device.type, 1 << 19) // messages.shape[-1])
     return [slice(start, start + size) for start in range(0, source.shape[0], size)]

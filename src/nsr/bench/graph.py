@@ -141,7 +141,7 @@ def _measure(
                 Model(_find_errors, (case, device, quick, notes[case])),
                 *(Model(_build, (case, name, device, quick, notes[case])) for name in longest_first),
             ]
-        rounds, seconds = (5, 0.05) if on_gpu and not quick else (2, 0.0)
+        rounds, seconds = (2, 0.0) if quick else (5, 0.05) if on_gpu else (3, 0.0)
         times = measure_models(models, device, rounds=rounds, seconds=seconds, limit=limit)
         return {
             case: _noted(notes[case], ERRORS)

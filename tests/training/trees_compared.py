@@ -93,12 +93,6 @@ def error(case: Case) -> float:
     return apart(results(case, True, "cpu"), results(case, False, "cpu"))
 
 
-def errors_in_double(case: Case, device: str) -> tuple[float, float]:
-    """How far the kernels are from plain operators in double precision, and how far plain ones in single are."""
-    right = results(case, False, device, torch.float64)
-    return apart(results(case, True, device), right), apart(results(case, False, device), right)
-
-
 def adam_error(rows: int, length: int, weight_decay: float) -> float:
     """How far three steps of the kernel are from the plain ones."""
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,7 @@
 """The paper's table on ZINC: test MAE with atom types and connectivity alone.
 
 Expected (paper, mean over ten seeds): GCN 0.4732, with NSR 0.2947; GIN 0.3451 and 0.3091; GraphSAGE 0.4373 and 0.3831.
-Ten seeds together take about two minutes a configuration on one H200.
+Ten seeds of all 400 epochs take 49 s for the original GCN on one H200 and 225 s with NSR (GIN: 274 s).
 """
 
 from collections.abc import Sequence

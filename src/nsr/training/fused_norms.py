@@ -30,7 +30,7 @@ class FinishedLayerNorm(nn.LayerNorm):
 
     Args:
         norm: Whose parameters these are.
-        activation: See the top of the file's numbers.
+        activation: ``_NOTHING``, ``_GELU`` or ``_RELU``.
         dropout: What comes last.
     """
 

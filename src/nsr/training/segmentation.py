@@ -37,7 +37,7 @@ class SegmentationProtocol:
 
     Args:
         epochs: Passes over the training split.
-        batch: Images in a step. The paper does not say; 16 comes closest to its level on VOC, see ``docs/log.md``.
+        batch: Images in a step. The paper does not say; 16 and 32 end within a point of each other on VOC.
         lr: Initial learning rate.
         weight_decay: AdamW's, on every parameter.
         power: Of the polynomial decay.

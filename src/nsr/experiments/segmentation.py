@@ -1,8 +1,9 @@
 """Table 1 of the paper and its ablations: train and judge segmenters, several side by side.
 
 On one H200 the 25 runs of the VOC column, 100 epochs each, take six minutes side by side; the generated shapes take
-about a minute on a laptop. Expected on VOC (mIoU in per cent; in brackets the paper's): full ViT 61.9 (64.9); ToMe at 3.4x
-17.0 (18.3), with NSR 49.3 (49.8); PiToMe at 3.4x 41.3 and 50.5 (43.7 and 54.0); MPM at 3.3x 48.6 and 50.8 (51.3 and 54.9).
+about a minute on a laptop. Expected on VOC (mIoU in per cent; in brackets the paper's): full ViT 61.9 (64.9); ToMe at
+3.4x 17.0 (18.3), with NSR 49.3 (49.8); PiToMe at 3.4x 41.3 and 50.5 (43.7 and 54.0); MPM at 3.3x 48.6 and 50.8 (51.3
+and 54.9).
 """
 
 import time

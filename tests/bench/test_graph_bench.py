@@ -11,8 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 import nsr
+from nsr.bench import graph, scale
 from nsr.bench import graph_steps as steps
-from nsr.bench import scale
 from nsr.bench.graph import bench_graph
 from nsr.bench.graph_cases import QUICK, TOLOKERS, edge_index, random_edges
 from nsr.bench.literal_branch import as_worded
@@ -104,6 +104,7 @@ def test_commands(command: str, tmp_path: Path) -> None:
         if command == "graph":
             assert max(arms["kernel errors"]["fp32"].values()) < 1e-5
             assert max(arms["model errors"]["fp32"].values()) < 1e-4
+            assert arms["NSR as worded, eager"]["speed_up"] == 1
 
 
 def test_published_graph_where_it_is_at_hand(tmp_path: Path) -> None:
@@ -130,6 +131,18 @@ def test_only_some_arms_kept_after_each_graph() -> None:
     assert [so_far.metrics for so_far in kept] == [record.metrics]
     with pytest.raises(ValueError, match=r"only=\['none'\] matches no arm; there are \['GCN, eager', "):
         bench_graph(torch.device("cpu"), machine="here", quick=True, only=["none"])
+
+
+def test_what_a_compiler_works_on_comes_last_on_a_gpu() -> None:
+    names = ["GCN, compiled", "GCN, eager"]
+    assert graph._stages((QUICK, TOLOKERS), names, on_gpu=True) == [
+        ((QUICK, TOLOKERS), ["errors", "GCN, eager"]),
+        ((QUICK, TOLOKERS), ["GCN, compiled"]),
+    ]
+    assert graph._stages((QUICK, TOLOKERS), names, on_gpu=False) == [
+        ((QUICK,), ["errors", *names]),
+        ((TOLOKERS,), ["errors", *names]),
+    ]
 
 
 def test_an_arm_that_fails_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from nsr.graph.models import GraphModel
 
 WIDTH, REPLICAS = 128, 10
 REFERENCE = "NSR as worded, eager"  # of every ratio
-ERRORS = "errors"  # what is noted of no arm
+ERRORS = "errors"  # stands among the arms for what is not timed
 MOST_IN_FP64 = 200_000  # members on a CPU, where more take a minute
 # What each precision means: what torch.set_float32_matmul_precision is told, and whether bf16 autocast is on.
 MODES = {
@@ -86,8 +86,8 @@ def bench_graph(
         machine: Name of the machine, the cell of the record.
         quick: A few steps on a tiny graph of what needs no compilation: shows that everything runs.
         only: Names of the arms to measure, as patterns.
-        limit: On a GPU, seconds after which arms that are still being compiled are left out.
-        keep: Called with the record so far, on a CPU after each graph.
+        limit: On a GPU, seconds after which arms that are still being built are left out.
+        keep: Called with the record so far: on a GPU before and after what is compiled, on a CPU after each graph.
     """
     begin = time.perf_counter()
     on_gpu = device.type == "cuda"
@@ -111,12 +111,37 @@ def bench_graph(
         )
 
     stands = cases(device, quick)
-    for together in [stands] if on_gpu else [(case,) for case in stands]:  # on a GPU all arms are built at once
-        for case, found in _measure(together, device, quick, chosen, limit).items():
+    for together, names in _stages(stands, chosen, on_gpu):
+        for case, found in _measure(together, device, quick, names, limit).items():
             task, origins[case.name] = task_of(case, torch.device("cpu"), quick)
-            metrics[f"{case.name}, {task.members:,} members"] = found
+            metrics.setdefault(f"{case.name}, {task.members:,} members", {}).update(found)
+        for found in metrics.values():
+            _compare(found, everything)
         keep(record())
     return record()
+
+
+def _stages(
+    stands: tuple[GraphCase, ...], names: list[str], on_gpu: bool
+) -> list[tuple[tuple[GraphCase, ...], list[str]]]:
+    """Which arms of which graphs are built together and measured in turns.
+
+    On a GPU first what is ready in seconds, then what a compiler has to work on for minutes.
+    """
+    if not on_gpu:
+        return [((case,), [ERRORS, *names]) for case in stands]
+    compiled = [name for name in names if "compiled" in name]
+    ready = [name for name in names if name not in compiled]
+    return [(stands, [ERRORS, *ready]), *([(stands, compiled)] if compiled else [])]
+
+
+def _compare(found: dict[str, Any], everything: dict[str, Arm]) -> None:
+    """Add how many times faster than the reference each arm is, once both are measured."""
+    reference = found.get(REFERENCE, {}).get("milliseconds")
+    for name, arm in everything.items():
+        if "milliseconds" in found.get(name, {}):
+            ratio = reference and reference["median"] / found[name]["milliseconds"]["median"] * arm.replicas
+            found[name]["speed_up"] = ratio
 
 
 def task_of(case: GraphCase, device: torch.device, quick: bool) -> tuple[steps.Task, str]:
@@ -127,37 +152,28 @@ def task_of(case: GraphCase, device: torch.device, quick: bool) -> tuple[steps.T
 
 
 def _measure(
-    together: Sequence[GraphCase], device: torch.device, quick: bool, names: list[str], limit: float | None
+    together: tuple[GraphCase, ...], device: torch.device, quick: bool, names: list[str], limit: float | None
 ) -> dict[GraphCase, dict[str, Any]]:
-    """What is known of each arm of each case, and the errors."""
-    on_gpu = device.type == "cuda"
+    """What is found out about each arm of each case."""
     with tempfile.TemporaryDirectory() as folder:
         notes = {case: Path(folder, case.name) for case in together}
-        longest_first = sorted(names, key=lambda name: "compiled" not in name)
-        models = {}
-        for case in together:
-            notes[case].mkdir()
-            models[case.name] = [
-                Model(_find_errors, (case, device, quick, notes[case])),
-                *(Model(_build, (case, name, device, quick, notes[case])) for name in longest_first),
-            ]
-        rounds, seconds = (2, 0.0) if quick else (5, 0.05) if on_gpu else (3, 0.0)
-        times = measure_models(models, device, rounds=rounds, seconds=seconds, limit=limit)
-        return {
-            case: _noted(notes[case], ERRORS)
-            | {
-                name: _noted(notes[case], name) | _result(name, times[case.name], arms(on_gpu, quick)[name].replicas)
-                for name in names
-            }
-            for case in together
+        models = {
+            case.name: [Model(_build, (case, name, device, quick, notes[case])) for name in names] for case in together
         }
+        for place in notes.values():
+            place.mkdir()
+        rounds, seconds = (2, 0.0) if quick else (5, 0.05) if device.type == "cuda" else (3, 0.0)
+        times = measure_models(models, device, rounds=rounds, seconds=seconds, limit=limit)
+        return {case: _found(notes[case], names, times[case.name]) for case in together}
 
 
-def _result(name: str, times: dict[str, Measured], replicas: int) -> dict[str, Any]:
-    if name not in times:
-        return {}
-    speed_up = times[REFERENCE].timing.median / times[name].timing.median * replicas if REFERENCE in times else None
-    return {"milliseconds": asdict(times[name].timing), "speed_up": speed_up}
+def _found(notes: Path, names: list[str], times: dict[str, Measured]) -> dict[str, Any]:
+    """Notes and times of the arms of one case, and its errors."""
+    found = {
+        name: _noted(notes, name) | ({"milliseconds": asdict(times[name].timing)} if name in times else {})
+        for name in names
+    }
+    return found.pop(ERRORS, {}) | found
 
 
 def arms(on_gpu: bool, quick: bool) -> dict[str, Arm]:
@@ -180,7 +196,6 @@ def arms(on_gpu: bool, quick: bool) -> dict[str, Arm]:
                 step = _step(steps.trained, captured=True, compiled=True, autocast=autocast)
                 found[f"NSR, compiled and captured, {precision}"] = Arm(step, told)
         if not quick:
-            found["GCN, compiled, TF32"] = Arm(_step(steps.plain, compiled=True), "high")
             found["GCN, compiled and captured, TF32"] = Arm(_step(steps.plain, compiled=True, captured=True), "high")
     elif not quick:
         found["NSR, compiled"] = Arm(_step(steps.trained, compiled=True))
@@ -198,29 +213,32 @@ def _replicas(count: int) -> Build:
     return lambda task: steps.replicas_step([steps.trained(task) for _ in range(count)], task)
 
 
-def _find_errors(case: GraphCase, device: torch.device, quick: bool, notes: Path) -> dict[str, Callable[[], object]]:
-    """How exact what is timed is; nothing to time."""
-    task = task_of(case, device, quick)[0]
-    on_gpu = device.type == "cuda"
-    if not on_gpu and task.members > MOST_IN_FP64:
-        return {}
-    modes = MODES if on_gpu else {"fp32": MODES["fp32"]}
-    kernels = kernel_errors(task.normalised[0], task.nodes, task.width)
-    _note(notes, ERRORS, **{"kernel errors": kernels, "model errors": model_errors(task, modes)})
-    return {}
-
-
 def _build(
     case: GraphCase, name: str, device: torch.device, quick: bool, notes: Path
 ) -> dict[str, Callable[[], object]]:
     """An arm, ready to be timed; what else there is to know of it is noted."""
+    task = task_of(case, device, quick)[0]
+    if name == ERRORS:
+        _note(notes, name, **_errors(task))
+        return {}
     try:
-        step, peak = build_step(arms(device.type == "cuda", quick)[name], task_of(case, device, quick)[0])
+        step, peak = build_step(arms(device.type == "cuda", quick)[name], task)
     except Exception as error:  # a peer that cannot run is a result too, and the others are still to be measured
         _note(notes, name, error=f"{type(error).__name__}: {error}"[:500])
         return {}
     _note(notes, name, peak_bytes=peak)
     return {name: _Profiled(step, name, device, notes) if "compiled and captured" in name else step}
+
+
+def _errors(task: steps.Task) -> dict[str, Any]:
+    """How exact what is timed is."""
+    on_gpu = task.device.type == "cuda"
+    if not on_gpu and task.members > MOST_IN_FP64:
+        return {}
+    return {
+        "kernel errors": kernel_errors(task.normalised[0], task.nodes, task.width),
+        "model errors": model_errors(task, MODES if on_gpu else {"fp32": MODES["fp32"]}),
+    }
 
 
 def build_step(arm: Arm, task: steps.Task) -> tuple[Callable[[], None], int | None]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from nsr.experiments.record import Record
 
 app = typer.Typer(
-    help="Measure time and memory against honest peers, interleaved in one process.", no_args_is_help=True
+    help="Measure time and memory against honest peers, all arms in turns in one run.", no_args_is_help=True
 )
 
 Device = Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")]

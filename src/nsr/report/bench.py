@@ -1,7 +1,7 @@
 """Benchmarks: one chart a case with the limit drawn in, growth with size, and all numbers as tables.
 
 A benchmark's metrics are ``{case: {arm: {"milliseconds": {"median", "low", "high"}, ...}}}``, every arm of a case
-measured interleaved in one process.
+measured in turns, in one run.
 """
 
 from collections.abc import Iterator
@@ -91,7 +91,7 @@ def _figure(kind: str, own: list[Case]) -> Figure:
         f"Benchmark: {kind}",
         panels,
         keys,
-        f"{what}. Medians over interleaved rounds in one process.",
+        f"{what}. Medians over rounds in which the arms take turns, all in one run.",
         len({case.run.path for case in own}),
         f"nsr bench {kind}",
         ours=True,
@@ -118,13 +118,13 @@ def _bars(case: Case) -> str:
         height=56 + 21 * rows,
         left=min(190, 12 + round(6.1 * max(map(len, names)))),
     )
+    if limit is not None:  # first: figures are written over it
+        chart.rule((limit, 0.4), (limit, rows + 0.6))
     for place, (title, arm) in zip(places, peers.items(), strict=True):
         speed, times = _speed(arm), arm["milliseconds"]
         note = f"{title}: {speed:,.4g} {unit}, quartiles {times['low']:.4g} to {times['high']:.4g} ms"
         chart.bar((0, place), (speed, place), 11, 1 if is_ours(title) else 0, note)
         chart.say((speed, place), f"{speed:,.0f}" if speed >= 1000 else f"{speed:.3g}", shift=(4, 3.5))
-    if limit is not None:
-        chart.rule((limit, 0.4), (limit, rows + 0.6))
     return chart.svg()
 
 

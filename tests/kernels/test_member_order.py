@@ -73,3 +73,23 @@ def test_what_a_captured_graph_reads_is_not_evicted() -> None:
     del first
     member_order(torch.tensor([0]), torch.tensor([0]), 1)
     assert not module._captured
+
+
+def test_sorted_once_in_a_capture() -> None:
+    row, other = torch.tensor([2, 0, 1, 0]), torch.arange(4)
+    with module.one_capture():
+        first = member_order(row, other, 3)
+        assert member_order(row, other, 3) is first
+        assert member_order(other, row, 4) is not first
+        row[0] = 1
+        second = member_order(row, other, 3)
+        assert second.row.tolist() == [0, 0, 1, 1]
+    assert not module._cache
+    assert member_order(row, other, 3) is not second
+
+
+def test_sorted_before_a_capture_is_found_in_it() -> None:
+    row, other = torch.tensor([2, 0, 1, 0]), torch.arange(4)
+    before = member_order(row, other, 3)
+    with module.one_capture():
+        assert member_order(row, other, 3) is before

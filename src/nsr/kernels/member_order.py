@@ -1,10 +1,13 @@
 """Members sorted by the row they belong to: made once for a graph, forgotten with it.
 
 The fused kernels read members row by row. A full-batch graph is sorted on its first use and found again as long as its
-index lives and nobody wrote to it; a mini-batch's order goes with the mini-batch.
+index lives and nobody wrote to it; a mini-batch's order goes with the mini-batch. A captured step that makes its own
+index sorts it once a replay, however many operators read it: see :func:`one_capture`.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -44,6 +47,8 @@ _captured: set[tuple] = set()
 # A storage's address is no one else's while a weak reference to it is held, so a key that is found is never stale.
 _cache: OrderedDict[tuple, _Entry] = OrderedDict()
 _CAPACITY = 64
+# Orders made within one capture. Their indices are held, so that no other comes to lie where they lay.
+_made: dict[tuple, tuple[MemberOrder, Tensor, Tensor]] | None = None
 
 
 def member_order(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
@@ -51,7 +56,7 @@ def member_order(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
 
     "The same" is the same storage, place in it, shape and version counter: an in-place write is noticed, and a copy is
     another graph. Inference tensors have no counter and are sorted each time. What is sorted while a CUDA graph is
-    captured has no values yet and is not kept; what was sorted before is found.
+    captured has no values yet and is kept for that capture at most; what was sorted before is found.
     """
     if row.is_inference() or other.is_inference():
         return _sort(row, other, num_rows)
@@ -62,11 +67,26 @@ def member_order(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
         if capturing:
             _captured.add(key)
         return _cache[key].order
+    if _made is not None:
+        if key not in _made:
+            _made[key] = (_sort(row, other, num_rows), row, other)
+        return _made[key][0]
     order = _sort(row, other, num_rows)
     if not capturing:
         _drop_dead()
         _cache[key] = _Entry((_storage(row), _storage(other)), order)
     return order
+
+
+@contextmanager
+def one_capture() -> Iterator[None]:
+    """Around the capture of a step: an index that is made in it is sorted by the first operator that asks for it."""
+    global _made
+    before, _made = _made, {}
+    try:
+        yield
+    finally:
+        _made = before
 
 
 def _sort(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from nsr.training.captured_orders import shared_orders
+from nsr.kernels.member_order import one_capture
 
 _WARM_UP = 3
 
@@ -48,7 +48,7 @@ class CapturedStep:
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph), shared_orders():
+            with torch.cuda.graph(graph), one_capture():
                 self.step()
         except RuntimeError as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):

@@ -6,7 +6,7 @@ than kernels, they follow each other.
 """
 
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,16 +76,7 @@ def _attend_beside(
 
 
 @_attend_beside.register_fake
-def _(
-    x: Tensor,
-    qkv: Tensor,
-    weight: Tensor | None,
-    proj: Tensor,
-    proj_bias: Tensor | None,
-    r: int,
-    num_prefix: int,
-    size: Tensor | None,
-) -> list[Tensor]:
+def _(x: Tensor, qkv: Tensor, weight: Tensor, proj: Tensor, proj_bias: Tensor, r: int, *_: Any) -> list[Tensor]:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     return [out, *_tome_layout_like(qkv[:, :, 1].transpose(1, 2), r)]
 

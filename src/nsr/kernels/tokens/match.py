@@ -163,7 +163,7 @@ def tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) ->
 @torch.library.custom_op("nsr::tome_layout", mutates_args=())
 def _tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -> list[Tensor]:
 
-    from nsr.kernels.tokens.match_kernels import tome_layout as kernel
+    from nsr.kernels.tokens.tome_layout_kernels import tome_layout as kernel
 
     batch, _, length, _ = metric.shape
     first_a, first_b = num_prefix + (num_prefix > 0), num_prefix + (num_prefix == 0)

@@ -82,20 +82,27 @@ def _metrics(measured: dict[str, Measured], case: Case) -> dict[str, Any]:
     """Of one case, as they are written: every arm, and the stages of a merge event."""
     stages = {name: timing.median for name, (timing, _) in measured.items() if name in STAGES}
     arms = {name: arm for name, arm in measured.items() if name not in STAGES}
-    reference = next((arms[name].timing.median for name in (REFERENCE, CPU_REFERENCE) if name in arms), None)
     metrics: dict[str, Any] = {
+        name: {"images_per_second": case.batch / arms[name].timing.median * 1e3} | common
+        for name, common in against_full(arms).items()
+    }
+    if stages:
+        match, merge, merge_with_branch = (stages[name] for name in STAGES)
+        metrics["stages"] = {"matching": match, "merging": merge, "nsr": merge_with_branch - merge}
+    return metrics
+
+
+def against_full(arms: dict[str, Measured]) -> dict[str, dict[str, Any]]:
+    """Time and memory of each arm, and how much faster it is than the best form of the full model."""
+    reference = next((arms[name].timing.median for name in (REFERENCE, CPU_REFERENCE) if name in arms), None)
+    return {
         name: {
-            "images_per_second": case.batch / timing.median * 1e3,
             "speed_up": None if reference is None else reference / timing.median,
             "peak_bytes": peak_bytes,
             "milliseconds": asdict(timing),
         }
         for name, (timing, peak_bytes) in arms.items()
     }
-    if stages:
-        match, merge, merge_with_branch = (stages[name] for name in STAGES)
-        metrics["stages"] = {"matching": match, "merging": merge, "nsr": merge_with_branch - merge}
-    return metrics
 
 
 def _dtype(device: torch.device) -> torch.dtype:

@@ -6,7 +6,6 @@ on one batch that stays on the device. On a GPU every arm has a process of its o
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,15 +13,12 @@ from torch import nn
 
 from nsr.bench import token_models as models
 from nsr.bench.side_by_side import Measured, Model, measure_models
-from nsr.bench.tokens import Case
+from nsr.bench.tokens import Case, against_full
 from nsr.experiments.record import Record, command_line, environment
 from nsr.tokens import Segmenter
 from nsr.training.capture import CapturedStep
 from nsr.training.pixel_loss import pixel_cross_entropy
 from nsr.training.segmentation import Precision, autocast
-
-REFERENCE = "full, compiled and captured"
-CPU_REFERENCE = "full, eager"
 
 CASES = (Case((512, 1024), 16), Case((512, 512), 32))
 CPU_CASES = (Case((224, 224), 2),)
@@ -58,15 +54,9 @@ def _precision(device: torch.device) -> Precision:
 
 
 def _metrics(measured: dict[str, Measured]) -> dict[str, Any]:
-    reference = next((measured[name].timing.median for name in (REFERENCE, CPU_REFERENCE) if name in measured), None)
     return {
-        name: {
-            "steps_per_second": 1e3 / timing.median,
-            "speed_up": None if reference is None else reference / timing.median,
-            "peak_bytes": peak_bytes,
-            "milliseconds": asdict(timing),
-        }
-        for name, (timing, peak_bytes) in measured.items()
+        name: {"steps_per_second": 1e3 / measured[name].timing.median} | common
+        for name, common in against_full(measured).items()
     }
 
 

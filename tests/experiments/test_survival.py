@@ -55,7 +55,7 @@ def test_killed_at_twenty_random_moments(whole: dict, tmp_path: Path) -> None:
         process = survival_runs.start(tmp_path)
         if kills % 2:  # from the very start on, or after it has got a little further
             wait_for_epoch(tmp_path, len(epochs(tmp_path)) + 1)
-        process.join(timeout=moments.uniform(0, 0.2))
+        process.join(timeout=moments.uniform(0, 0.04))
         assert process.exitcode is None, "the run must be long enough for twenty kills"
         process.kill()
         process.join()

@@ -20,7 +20,7 @@ TINY = replace(
     name="tiny",
     shape=ViTShape((4, 4), 5, dim=16, depth=3, heads=2, patch=8),
     read=lambda _, part: shapes(part, {"train": 9, "val": 5}[part]),
-    protocol=replace(TASKS["shapes"].protocol, epochs=40, batch=4, precision="fp32"),
+    protocol=replace(TASKS["shapes"].protocol, epochs=120, batch=4, precision="fp32"),
 )
 RESULT = Path("results/tiny/tome-1.8x-nsr-0.json")
 

@@ -153,8 +153,18 @@ def plans(x: Tensor) -> list[MergePlan]:
     return [*found, padded]  # type: ignore[list-item]
 
 
+CONTROLS = ({"source": "raw"}, {"post_merge_only": True, "spatial": False})
+
+
 def check_merge() -> None:
-    cases = {(100, 64): [TokenResidual()], (33, 24): [TokenResidual(code=20, hidden=9), TokenResidual(feature=False)]}
+    cases = {
+        (100, 64): [TokenResidual()],
+        (33, 24): [
+            TokenResidual(code=20, hidden=9),
+            TokenResidual(feature=False),
+            *(TokenResidual(**c) for c in CONTROLS),
+        ],
+    }
     for (length, width), all_settings in cases.items():
         x = torch.randn(2, length, width)
         for settings in all_settings:
@@ -193,7 +203,8 @@ def check_merge_gradient() -> None:
 
 
 def check_residual_gradient() -> None:
-    for settings in (TokenResidual(hidden=9), TokenResidual(code=20, feature=False)):
+    controls = (TokenResidual(code=20, hidden=9, **control) for control in CONTROLS)
+    for settings in (TokenResidual(hidden=9), TokenResidual(code=20, feature=False), *controls):
         x = torch.randn(2, 45, 40)
         branch = random_branch(40, settings).requires_grad_()
         with kernels.token_kernels(True):
@@ -209,6 +220,39 @@ def check_residual_gradient() -> None:
                 grads.append(torch.autograd.grad(loss, [leaf, *branch.parameters()]))
             for mine, expected in zip(*grads, strict=True):
                 assert (mine - expected).norm() <= 1e-5 * expected.norm()
+
+
+def check_stacked_branches() -> None:
+    """Branches of several models in one call are those of each in a call of its own, gradients too."""
+    all_settings = [TokenResidual(code=20, hidden=9, **kind) for kind in ({}, *CONTROLS)]
+    branches = [random_branch(40, settings) for settings in all_settings]
+    stacked = [torch.stack(parts).requires_grad_() for parts in zip(*(b.weights() for b in branches), strict=True)]
+    sources = [settings.encoded for settings in all_settings]
+    for kind, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
+        x = torch.randn(6, 45, 40).to(kind).requires_grad_()
+        with kernels.token_kernels(True):
+            merged, *_, padded = plans(x.detach().float())
+        for plan in (merged, padded):
+            assert plan.layout is not None
+            tokens, codes = kernels.merge_residual(
+                x, plan.layout, kernels.BranchWeights(*stacked), plan.max_merged, sources
+            )
+            loss = (tokens.float() * torch.linspace(-1, 1, 40)).sum() + codes.float().square().sum()
+            whole = torch.autograd.grad(loss, [x, *stacked])
+            for model, branch in enumerate(branches):
+                share = slice(2 * model, 2 * model + 2)
+                own = x[share].detach().requires_grad_()
+                branch.requires_grad_()
+                part = dataclasses.replace(
+                    plan, layout=kernels.GroupLayout(*(t[share].contiguous() for t in plan.layout))
+                )
+                own_tokens, own_codes = branch.merge(part, own)
+                assert torch.equal(tokens[share], own_tokens)
+                assert torch.equal(codes[share], own_codes)
+                loss = (own_tokens.float() * torch.linspace(-1, 1, 40)).sum() + own_codes.float().square().sum()
+                grads = torch.autograd.grad(loss, [own, *branch.weights()])
+                for mine, expected in zip([whole[0][share], *(g[model] for g in whole[1:])], grads, strict=True):
+                    assert (mine.float() - expected.float()).norm() <= bound * expected.float().norm()
 
 
 def check_spread() -> None:

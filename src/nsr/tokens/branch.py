@@ -66,6 +66,11 @@ class TokenResidual:
         if self.post_merge_only and self.source != "residual":
             raise ValueError("post_merge_only replaces the source; leave source at its default.")
 
+    @property
+    def encoded(self) -> kernels.Source:
+        """What a code is made of."""
+        return "merged" if self.post_merge_only else self.source
+
 
 class TokenBranch(Branch):
     r"""Encode what one merge event forgets, and give back what the task finds useful.
@@ -116,11 +121,10 @@ class TokenBranch(Branch):
     def merge(self, plan: MergePlan, x: Tensor) -> tuple[Tensor, Tensor]:
         """The merged tokens with their update, ``[B, G, D]``, and the code of each token of ``x``.
 
-        Where the plan is laid out for them, the kernels do it in one go; the controls take the plain way.
+        Where the plan is laid out for them, the kernels do it in one go.
         """
-        control = self.settings.source == "raw" or self.settings.post_merge_only
-        if plan.layout is not None and not control and x.dtype != torch.float64:
-            return kernels.merge_residual(x, plan.layout, self.weights(), plan.max_merged)
+        if plan.layout is not None and x.dtype != torch.float64:
+            return kernels.merge_residual(x, plan.layout, self.weights(), plan.max_merged, [self.settings.encoded])
         y = plan.merge(x)
         update, codes = self(plan, x, y)
         return (y if update is None else y + update), codes

@@ -6,9 +6,10 @@ kernels, ``V`` times as large::
 
     images [B, ...] ──> tokens [V · B, N, D] ── block: x [V, B · N, D] times weights [V, D, D'] ──> … ──> logits
 
-Matching, merging and attention do not know that their batch holds ``V`` models. What models may differ in, their
-null-space branches, is asked of each for its share of the batch. A loss summed over models gives each the gradient
-that it has alone, so this is as good as training them one by one, which is its plain twin.
+Matching, merging and attention do not know that their batch holds ``V`` models. Models may differ in their null-space
+branches: in what these encode, and in having one path, both or no branch at all. Weights that a model lacks are 0 and
+stay 0, and decoders at 0 add nothing. A loss summed over models gives each the gradient that it has alone, so this is
+as good as training them one by one, which is its plain twin.
 """
 
 import warnings
@@ -18,30 +19,33 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
-from nsr.kernels.tokens import GroupLayout
+from nsr.kernels.tokens import BranchWeights, Source, merge_residual
 from nsr.tokens import MPM, MergePlan, Segmenter, host
 from nsr.tokens.attention import sized_attention
 from nsr.tokens.branch import EventCodes, TokenBranch, spread_codes
 from nsr.tokens.matching import autocast_off
 from nsr.tokens.vit import TokenState
-from nsr.training.segmentation_controls import is_control, merge_control
 from nsr.training.segmentation_lengths import TrialLengths
 
-_OWN = ("vit.branches.", "vit.spatial.")  # what the models of a stack need not have in common
+_BRANCHES = "vit.branches"
+_DECODER = "vit.spatial.decoder.weight"
 
 
 class SegmenterStack:
     """The segmenters ``models`` as one function of their stacked weights.
 
-    The weights of backbone and head are stacked parameters ``[V, ...]``; those of the models become views of them, so
-    that a model can be judged or saved at any time. Branches keep their own.
+    Weights are stacked parameters ``[V, ...]``; those of the models become views of them, so that a model can be judged
+    or saved at any time.
 
     Args:
-        models: On one device, of equal backbones, heads and rules; they may differ in their residuals.
+        models: On one device, of equal backbones, heads and rules; they may differ in their residuals, but not in the
+            widths of those.
 
     Attributes:
+        weights: The stacked parameters, by the name that they have in a model.
         lengths: Where the rule leaves each image a length of its own but keeps that of the sequence.
     """
 
@@ -52,26 +56,18 @@ class SegmenterStack:
         assert self.vit.merger is None or self.vit.merger.metric != "learned", "a learned metric is a model's own"
         blocks = self.vit.backbone.blocks
         assert all(host.has_plain_parts(block) for block in blocks), "nothing but norms, attention and MLP"
-        self.weights: dict[str, nn.Parameter] = {}
-        for name, first in self.models[0].named_parameters():
-            if name.startswith(_OWN):
-                continue
-            parts = [model.get_parameter(name) for model in models]
-            self.weights[name] = nn.Parameter(torch.stack([p.detach() for p in parts]), first.requires_grad)
-            for part, view in zip(parts, self.weights[name].detach().unbind(0), strict=True):
-                part.requires_grad_(False)
-                part.data = view
+        parameters = [dict(model.named_parameters()) for model in models]
+        self.weights = {
+            name: _stacked(name, parameters) for name in dict.fromkeys(n for own in parameters for n in own)
+        }
+        self.sources = [_source(model) for model in models]
         fixed = isinstance(self.vit.merger, MPM) and self.vit.merger.keep_length
         device = self.weights["head.weight"].device
         self.lengths = TrialLengths(self.vit.depth, device) if fixed else None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Stacked weights, and each model's own."""
+        """The stacked weights."""
         yield from self.weights.items()
-        for index, model in enumerate(self.models):
-            for name, parameter in model.named_parameters():
-                if name.startswith(_OWN):
-                    yield f"{index}.{name}", parameter
 
     def state_dict(self) -> dict[str, Tensor]:
         """The weights of every model, which are views of the stacked ones."""
@@ -88,7 +84,7 @@ class SegmenterStack:
         grid = host.grid_of(self.vit.backbone, image)
         kind = _product_kind(image)
         state = TokenState(self._embed(image, kind))
-        events: list[list[EventCodes]] = [[] for _ in self.models]
+        events: list[EventCodes] = []
         for block in range(self.vit.depth):
             state = self._step(block, state, events, grid, kind)
         features = self._restore(state, events)
@@ -123,7 +119,7 @@ class SegmenterStack:
         return (torch.cat([cls, x.to(cls.dtype)], dim=2) + self.weights["vit.backbone.pos_embed"]).flatten(0, 1)
 
     def _step(
-        self, index: int, state: TokenState, events: list[list[EventCodes]], grid: tuple[int, int], kind: torch.dtype
+        self, index: int, state: TokenState, events: list[EventCodes], grid: tuple[int, int], kind: torch.dtype
     ) -> TokenState:
         """:meth:`nsr.tokens.MergedViT.step` for all models; what their spatial paths need is added to ``events``."""
         merger, name = self.vit.merger, f"vit.backbone.blocks.{index}"
@@ -150,7 +146,7 @@ class SegmenterStack:
         return state._replace(x=self._by_sample(x, tokens))
 
     def _merge(
-        self, index: int, state: TokenState, events: list[list[EventCodes]], metric: Tensor, grid: tuple[int, int]
+        self, index: int, state: TokenState, events: list[EventCodes], metric: Tensor, grid: tuple[int, int]
     ) -> TokenState:
         """The merge event of all models, with the branch of each."""
         merger, prefix = self.vit.merger, self.vit.num_prefix_tokens
@@ -177,25 +173,41 @@ class SegmenterStack:
         merged_size = plan.merged_size(size) if plan.size is None else plan.size
         return TokenState(tokens, merged_size, plan.valid, plan.route(token_of_patch))
 
-    def _merged(self, index: int, plan: MergePlan, x: Tensor, events: list[list[EventCodes]]) -> Tensor:
+    def _merged(self, index: int, plan: MergePlan, x: Tensor, events: list[EventCodes]) -> Tensor:
         """The merged tokens of all models, each with the update of its own branch."""
         if not any(model.vit.branches for model in self.models):
             return plan.merge(x)
-        count = len(self.models)
-        merged = []
-        for model, part, own, before in zip(self.models, _shares(plan, count), x.chunk(count), events, strict=True):
-            if not model.vit.branches:
-                merged.append(part.merge(own))
-                continue
-            branch = model.vit.branches[str(index)]
-            assert isinstance(branch, TokenBranch)
-            by_control = part.layout is not None and is_control(branch)
-            tokens, codes = merge_control(branch, part, own) if by_control else branch.merge(part, own)
-            merged.append(tokens)
-            before.append(EventCodes(codes, part))
-        return torch.cat(merged)
+        if plan.layout is not None and x.dtype != torch.float64:
+            weights = self._branch_weights(f"{_BRANCHES}.{index}")
+            tokens, codes = merge_residual(x, plan.layout, weights, plan.max_merged, self.sources)
+        else:
+            tokens, codes = self._merged_one_by_one(f"{_BRANCHES}.{index}", plan, x)
+        events.append(EventCodes(codes, plan))
+        return tokens
 
-    def _restore(self, state: TokenState, events: list[list[EventCodes]]) -> Tensor:
+    def _branch_weights(self, name: str) -> BranchWeights:
+        def weight(field: str) -> Tensor | None:
+            layer = field.removesuffix("_bias")
+            return self.weights.get(f"{name}.{layer}.{'weight' if layer == field else 'bias'}")
+
+        return BranchWeights(*map(weight, BranchWeights._fields))  # type: ignore[arg-type]
+
+    def _merged_one_by_one(self, name: str, plan: MergePlan, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the kernels do at once: the branch of each model, asked for its share of the batch."""
+        count, width = len(self.models), self.weights[f"{name}.encoder.weight"].shape[1]
+        parts = zip(self.models, _shares(plan, count), x.chunk(count), plan.merge(x).chunk(count), strict=True)
+        tokens, codes = [], []
+        for place, (model, part, own, merged) in enumerate(parts):
+            update, code = None, x.new_zeros(*own.shape[:2], width)
+            if model.vit.branches:
+                branch = model.get_submodule(name)
+                weights = {key: self.weights[f"{name}.{key}"][place] for key, _ in branch.named_parameters()}
+                update, code = functional_call(branch, weights, (part, own, merged))
+            tokens.append(merged if update is None else merged + update)
+            codes.append(code)
+        return torch.cat(tokens), torch.cat(codes)
+
+    def _restore(self, state: TokenState, events: list[EventCodes]) -> Tensor:
         """Normalised features of the patches, unmerged, with what the spatial paths add: ``[V · B, N0, D]``."""
         x, prefix = self._by_model(state.x), self.vit.num_prefix_tokens
         with autocast_off(x):
@@ -203,27 +215,45 @@ class SegmenterStack:
         if state.token_of_patch is None:
             return x[:, prefix:]
         patches = x.gather(1, state.token_of_patch.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-        if not any(model.vit.spatial for model in self.models):
+        if _DECODER not in self.weights:
             return patches
-        restored = []
-        for model, part, own in zip(self.models, patches.chunk(len(self.models)), events, strict=True):
-            spatial = model.vit.spatial
-            restored.append(part if spatial is None else part + spatial(spread_codes(own, prefix)).to(part.dtype))
-        return torch.cat(restored)
+        with autocast_off(x):
+            spread = self._by_model(spread_codes(events, prefix))
+            update = torch.bmm(spread, self.weights[_DECODER].to(spread.dtype).mT)
+        return patches + self._by_sample(update, patches.shape[1]).to(patches.dtype)
+
+
+def _source(model: Segmenter) -> Source:
+    """What the model's branches encode; without any it makes no difference."""
+    branches = [branch for branch in model.vit.branches.values() if isinstance(branch, TokenBranch)]
+    return branches[0].settings.encoded if branches else "residual"
+
+
+def _stacked(name: str, parameters: Sequence[dict[str, nn.Parameter]]) -> nn.Parameter:
+    """One parameter of all models, of which theirs become views; 0 for a model that lacks it."""
+    parts = [own.get(name) for own in parameters]
+    some = next(part for part in parts if part is not None)
+    rows = [torch.zeros_like(some) if part is None else part.detach() for part in parts]
+    stacked = nn.Parameter(torch.stack(rows), some.requires_grad)
+    for part, view in zip(parts, stacked.detach().unbind(0), strict=True):
+        if part is not None:
+            part.requires_grad_(False)
+            part.data = view
+    # A branch all of zeros has codes of zeros, so none of it gets a gradient. A decoder that a model with codes lacks
+    # would get one.
+    coded = [any(key.startswith(_BRANCHES) for key in own) for own in parameters]
+    learns = [part is not None or not codes for part, codes in zip(parts, coded, strict=True)]
+    if not all(learns):
+        factor = stacked.new_tensor(learns).view(-1, *[1] * some.dim())
+        stacked.register_hook(lambda grad: grad * factor)
+    return stacked
 
 
 def _shares(plan: MergePlan, count: int) -> list[MergePlan]:
-    """The plan of each of ``count`` models, cut out of that of all."""
-    tensors = [t.chunk(count) for t in (plan.group, plan.weight)]
+    """The plan of each of ``count`` models, cut out of that of all, without a layout."""
     valid = [None] * count if plan.valid is None else plan.valid.chunk(count)
-    size = [None] * count if plan.size is None else plan.size.chunk(count)
-    layouts: list[GroupLayout | None] = [None] * count
-    if plan.layout is not None:
-        layouts = [GroupLayout(*parts) for parts in zip(*(t.chunk(count) for t in plan.layout), strict=True)]
-    return [
-        replace(plan, group=g, weight=w, valid=v, size=s, layout=layout)
-        for g, w, v, s, layout in zip(*tensors, valid, size, layouts, strict=True)
-    ]
+    parts = zip(plan.group.chunk(count), plan.weight.chunk(count), valid, strict=True)
+    return [replace(plan, group=g, weight=w, valid=v, size=None, layout=None) for g, w, v in parts]
 
 
 def _product_kind(image: Tensor) -> torch.dtype:

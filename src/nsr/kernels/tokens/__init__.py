@@ -10,13 +10,14 @@ from nsr.kernels.tokens.choice import needs_grad, token_kernels, use_kernels
 from nsr.kernels.tokens.layout import GroupLayout, lay_out
 from nsr.kernels.tokens.match import best_match, descending, energy, energy_units, low_bits, split_features, tome_layout
 from nsr.kernels.tokens.merge import merge
-from nsr.kernels.tokens.residual import BranchWeights, merge_residual
+from nsr.kernels.tokens.residual import BranchWeights, Source, merge_residual
 from nsr.kernels.tokens.spread import spread, unmerge
 
 __all__ = [
     "BranchWeights",
     "GroupLayout",
     "Matching",
+    "Source",
     "attend_beside",
     "attention",
     "best_match",

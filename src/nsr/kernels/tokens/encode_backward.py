@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from nsr.kernels.tokens.blocks import dot, load_rows, load_vector, load_weight
-from nsr.kernels.tokens.encode_kernels import encode_rows, normed_rows, row_statistics
+from nsr.kernels.tokens.encode_kernels import MERGED, encode_rows, normed_rows, row_statistics, source_of
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def store_slots(ptr, at, column, values, inside, ROW: tl.constexpr, FIRST: tl.co
 
 
 @triton.jit(
-    do_not_specialize=["length", "num_groups", "slots"],
+    do_not_specialize=["length", "num_groups", "slots", "samples"],
     do_not_specialize_on_alignment=["token_ptr", "group_ptr", "share_ptr"],
 )
 def encode_backward(
@@ -54,6 +54,7 @@ def encode_backward(
     length,
     num_groups,
     slots,
+    samples,
     eps,
     WIDTH: tl.constexpr,
     CODE: tl.constexpr,
@@ -65,12 +66,13 @@ def encode_backward(
     BLOCK_K: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    SOURCES: tl.constexpr,
     FEATURE: tl.constexpr,
     CODED: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
 ):
-    """Gradients of the members' codes; programs are (tile of slots, sample).
+    """Gradients of the members' codes; programs are (tile of slots, sample), ``samples`` of them a model.
 
     Written a row a slot: what ``x`` and ``y`` get, and two tables whose product, summed over the rows, has the
     gradients of all weights in it (:func:`weight_gradients` takes them out). Rows of ``left`` are 0 in unfilled slots::
@@ -78,6 +80,7 @@ def encode_backward(
         left   dh | d(W_enc u) | d(W2 GELU(h)) | dy          right   z^ | x^ | y^ | GELU(h) | t c | 1
     """
     sample = tl.program_id(1).to(tl.int64)
+    model = tl.program_id(1) // samples
     slot = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = slot < slots
     at = sample * slots + slot
@@ -87,11 +90,23 @@ def encode_backward(
     x_ptr += sample * x_batch
     y_ptr += sample * num_groups * WIDTH
     grad_y_ptr += sample * num_groups * WIDTH
-    statistics = row_statistics(x_ptr, y_ptr, x_row, token, group, member, eps, WIDTH, BLOCK_D)
+    sums_ptr += model * 4 * HIDDEN
+    norm_ptr += model * WIDTH
+    norm_x_ptr += model * WIDTH
+    norm_x_bias_ptr += model * WIDTH
+    norm_y_ptr += model * WIDTH
+    norm_y_bias_ptr += model * WIDTH
+    encoder_ptr += model * CODE * WIDTH
+    gate_in_ptr += model * HIDDEN * 3 * WIDTH
+    gate_in_bias_ptr += model * HIDDEN
+    gate_out_ptr += model * CODE * HIDDEN
+    gate_out_bias_ptr += model * CODE
+    decoder_ptr += model * WIDTH * CODE
+    statistics = row_statistics(x_ptr, y_ptr, x_row, token, group, member, model, eps, WIDTH, BLOCK_D, SOURCES)
     encoded, hidden_z, hidden_x, hidden_y = encode_rows(
-        x_ptr, y_ptr, x_row, token, group, member, statistics,
+        x_ptr, y_ptr, x_row, token, group, member, model, statistics,
         norm_ptr, norm_x_ptr, norm_x_bias_ptr, norm_y_ptr, norm_y_bias_ptr, encoder_ptr, gate_in_ptr,
-        WIDTH, CODE, HIDDEN, BLOCK_C, BLOCK_H, BLOCK_M, BLOCK_K, KIND, PRECISION,
+        WIDTH, CODE, HIDDEN, BLOCK_C, BLOCK_H, BLOCK_M, BLOCK_K, KIND, PRECISION, SOURCES,
     )  # fmt: skip
     c = tl.arange(0, BLOCK_C)
     h = tl.arange(0, BLOCK_H)
@@ -142,7 +157,9 @@ def encode_backward(
     d_hidden = d_hidden.to(KIND)
     for begin in range(0, WIDTH, BLOCK_K):
         d = begin + tl.arange(0, BLOCK_K)
-        z_hat, x_hat, y_hat = normed_rows(x_ptr, y_ptr, x_row, token, group, member, statistics, d, WIDTH)
+        z_hat, x_hat, y_hat = normed_rows(
+            x_ptr, y_ptr, x_row, token, group, member, model, statistics, d, WIDTH, SOURCES
+        )
         d_z, d_x, d_y = normed_gradients(
             d_encoded, d_hidden, norm_ptr, norm_x_ptr, norm_y_ptr, encoder_ptr, gate_in_ptr, d, c, h,
             WIDTH, CODE, HIDDEN, KIND, PRECISION,
@@ -150,8 +167,15 @@ def encode_backward(
         d_z = (d_z - z_hat * z_dot[:, None]) * z_scale[:, None]
         d_x = (d_x - x_sum[:, None] - x_hat * x_dot[:, None]) * x_scale[:, None]
         d_y = (d_y - y_sum[:, None] - y_hat * y_dot[:, None]) * y_scale[:, None]
-        store_slots(to_x_ptr, at, d, d_x + d_z, inside, WIDTH, 0, WIDTH)
-        store_slots(to_y_ptr, at, d, d_y - d_z, inside, WIDTH, 0, WIDTH)
+        d_x += d_z
+        if SOURCES == 0:
+            d_y -= d_z
+        else:
+            source = source_of(model, SOURCES)
+            d_y += tl.where(source == MERGED, d_x, tl.where(source == 0, -d_z, 0.0))
+            d_x = tl.where(source == MERGED, 0.0, d_x)
+        store_slots(to_x_ptr, at, d, d_x, inside, WIDTH, 0, WIDTH)
+        store_slots(to_y_ptr, at, d, d_y, inside, WIDTH, 0, WIDTH)
         store_slots(right_ptr, at, d, z_hat, inside, RIGHT, 0, WIDTH)
         store_slots(right_ptr, at, d, x_hat, inside, RIGHT, WIDTH, WIDTH)
         store_slots(right_ptr, at, d, y_hat, inside, RIGHT, 2 * WIDTH, WIDTH)
@@ -170,14 +194,19 @@ def norm_sums(
     BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """What the gate makes of the weight and the bias of a LayerNorm, ``[4, h]``; programs are for ``x`` and ``y``."""
+    """What the gate makes of a LayerNorm's weight and bias, ``[model, 4, h]``; programs are (``x`` or ``y``, model)."""
     of_y = tl.program_id(0)
+    model = tl.program_id(1)
     h = tl.arange(0, BLOCK_H)
     norm_ptr = norm_x_ptr
     norm_bias_ptr = norm_x_bias_ptr
     if of_y == 1:
         norm_ptr = norm_y_ptr
         norm_bias_ptr = norm_y_bias_ptr
+    norm_ptr += model * WIDTH
+    norm_bias_ptr += model * WIDTH
+    gate_in_ptr += model * HIDDEN * 3 * WIDTH
+    sums_ptr += model * 4 * HIDDEN
     of_weight = tl.zeros([BLOCK_H], tl.float32)
     of_bias = tl.zeros([BLOCK_H], tl.float32)
     for begin in range(0, WIDTH, BLOCK_K):
@@ -262,12 +291,33 @@ def weight_gradients(
     BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
     FEATURE: tl.constexpr,
+    LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
 ):
-    """The gradients of all weights out of the product of the two tables; a program a few channels.
+    """The gradients of all weights out of the product of the two tables; programs are (a few channels, model).
 
     A norm's weight is a factor on a column of the layer behind it, so its gradient is a sum down that column.
     """
+    model = tl.program_id(1)
+    product_ptr += model * LEFT * RIGHT
+    norm_ptr += model * WIDTH
+    norm_x_ptr += model * WIDTH
+    norm_x_bias_ptr += model * WIDTH
+    norm_y_ptr += model * WIDTH
+    norm_y_bias_ptr += model * WIDTH
+    encoder_ptr += model * CODE * WIDTH
+    gate_in_ptr += model * HIDDEN * 3 * WIDTH
+    to_norm_ptr += model * WIDTH
+    to_norm_x_ptr += model * WIDTH
+    to_norm_x_bias_ptr += model * WIDTH
+    to_norm_y_ptr += model * WIDTH
+    to_norm_y_bias_ptr += model * WIDTH
+    to_encoder_ptr += model * CODE * WIDTH
+    to_gate_in_ptr += model * HIDDEN * 3 * WIDTH
+    to_gate_in_bias_ptr += model * HIDDEN
+    to_gate_out_ptr += model * CODE * HIDDEN
+    to_gate_out_bias_ptr += model * CODE
+    to_decoder_ptr += model * WIDTH * CODE
     d = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     c = tl.arange(0, BLOCK_C)
     h = tl.arange(0, BLOCK_H)

@@ -82,7 +82,7 @@ def merge(
         zero_padding(code_ptr, order_ptr, tl.load(start_ptr + num_groups), length, BLOCK_G, c, CODE)
 
 
-@triton.jit(do_not_specialize=["length", "num_groups"], do_not_specialize_on_alignment=INDICES)
+@triton.jit(do_not_specialize=["length", "num_groups", "samples"], do_not_specialize_on_alignment=INDICES)
 def decode(
     code_ptr,
     share_ptr,
@@ -92,6 +92,7 @@ def decode(
     y_ptr,
     length,
     num_groups,
+    samples,
     WIDTH: tl.constexpr,
     CODE: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -100,8 +101,12 @@ def decode(
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``y_g += W_feat Σ t_i c_i``, in place, groups of two or more only; programs are (tile of groups, sample)."""
+    """``y_g += W_feat Σ t_i c_i``, in place, groups of two or more only; programs are (tile of groups, sample).
+
+    There are ``samples`` of each model, whose decoders lie one behind the other.
+    """
     sample = tl.program_id(1).to(tl.int64)
+    decoder_ptr += tl.program_id(1) // samples * WIDTH * CODE
     g = tl.program_id(0) * BLOCK_G + tl.arange(0, BLOCK_G)
     inside = g < num_groups
     start_ptr += sample * (num_groups + 1)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nsr.kernels.tokens import compiler_log
 from nsr.kernels.tokens.layout import GroupLayout
 from nsr.kernels.tokens.merge import gather_sums
 
@@ -46,6 +47,7 @@ def _spread(
 
 @_spread.register_fake
 def _(codes: list[Tensor], groups: list[Tensor], orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> Tensor:
+    compiler_log.shorten()
     batch, length, code = codes[0].shape
     return codes[0].new_empty(batch, length - num_prefix, code)
 
@@ -98,6 +100,7 @@ def _unmerge(x: Tensor, groups: list[Tensor], orders: list[Tensor], starts: list
 
 @_unmerge.register_fake
 def _(x: Tensor, groups: list[Tensor], orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> Tensor:
+    compiler_log.shorten()
     return x.new_empty(x.shape[0], groups[0].shape[1] - num_prefix, x.shape[2])
 
 

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from nsr.kernels.launch_sizes import SIZES
 from nsr.kernels.row_runs import close_row, run_borders
-from nsr.kernels.tiles import gelu, gelu_parts, load_rows, multiply, sigmoid, terms_of
+from nsr.kernels.tiles import gelu_and_slope, gelu_for, load_rows, multiply, sigmoid, terms_of
 
 
 @triton.jit
@@ -156,7 +156,7 @@ def sum_forward(
         next_target, next_source, next_t, next_rank, next_newest = load_tile(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
         )
-        q = terms_of(gelu(x), TERMS)
+        q = terms_of(gelu_for(x, TERMS), TERMS)
         logit = multiply(w, q, tl.zeros([BLOCK_W, BLOCK_E], tl.float32), False, True, TERMS)  # shape: [out, member]
         value = sigmoid(logit, bias[:, None]) * tl.trans(z)
         for r in range(opened, newest):  # rows that end here
@@ -254,7 +254,7 @@ def logit_backward(
         next_row, next_other, next_t, next_rank, next_newest = load_tile(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
         )
-        q = terms_of(gelu(x), TERMS)
+        q = terms_of(gelu_for(x, TERMS), TERMS)
         logit = multiply(w, q, tl.zeros([BLOCK_W, BLOCK_E], tl.float32), False, True, TERMS)  # shape: [out, member]
         g = sigmoid(logit, bias[:, None])
         d_z = tl.trans(from_sum) * g
@@ -365,11 +365,10 @@ def hidden_backward(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
         )
         d_q = multiply(w, y, tl.zeros([BLOCK_W, BLOCK_E], tl.float32), False, True, TERMS)  # shape: [in, member]
-        cdf, pdf = gelu_parts(x)
+        q, slope = gelu_and_slope(x, TERMS)
         if not BY_SOURCE:
-            q = terms_of(x * cdf, TERMS)
-            d_w = multiply(y, q, d_w, True, False, TERMS)  # shape: [out, in]
-        d_x = d_q * tl.trans(cdf + x * pdf)
+            d_w = multiply(y, terms_of(q, TERMS), d_w, True, False, TERMS)  # shape: [out, in]
+        d_x = d_q * tl.trans(slope)
         if SCATTER:
             scatter(d_a_ptr, source, rank, k, d_x, WIDTH)
         if NEEDS_T:

@@ -177,6 +177,53 @@ def gelu_parts(x):
 
 
 @triton.jit
+def tanh(x):
+    """``tanh(x)`` in one instruction, within 2^-11 of its value."""
+    if INTERPRETED:
+        y = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
+    else:
+        y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return y
+
+
+@triton.jit
+def normal_by_tanh(x):
+    """``2 cdf(x) - 1`` of a normal as ``tanh(x p(x^2))``, and the derivative of the inner part.
+
+    The polynomial is fitted to within 3.3e-5 of the distribution function, far below the instruction's own error; beyond
+    the bound on ``x^2`` both are 1.
+    """
+    square = tl.minimum(x * x, 20.0)
+    inner = x * (0.797618887 + square * (0.0369131652 + square * -0.000337601931))
+    return tanh(inner), 0.797618887 + square * (0.1107394956 + square * -0.001688009655)
+
+
+@triton.jit
+def gelu_for(x, TERMS: tl.constexpr):
+    """GELU as exactly as ``TERMS`` bf16 terms hold it: for one term with half the instructions."""
+    if TERMS == 1:
+        t, _ = normal_by_tanh(x)
+        y = 0.5 * x * t + 0.5 * x
+    else:
+        y = gelu(x)
+    return y
+
+
+@triton.jit
+def gelu_and_slope(x, TERMS: tl.constexpr):
+    """GELU and its derivative, as :func:`gelu_for`."""
+    if TERMS == 1:
+        t, inner_slope = normal_by_tanh(x)
+        y = 0.5 * x * t + 0.5 * x
+        slope = 0.5 * t + 0.5 + 0.5 * x * inner_slope * (1.0 - t * t)
+    else:
+        cdf, pdf = gelu_parts(x)
+        y = x * cdf
+        slope = cdf + x * pdf
+    return y, slope
+
+
+@triton.jit
 def round_to_bf16(x):
     """``x`` rounded to the nearest value that bf16 holds, still fp32; integer operations only."""
     return ((x.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)

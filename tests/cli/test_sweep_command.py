@@ -31,6 +31,19 @@ def test_cells_of_a_segmentation_experiment() -> None:
     assert len(tasks) == 2 + 4 * 2 * 2
 
 
+def test_what_a_gpu_trains_as_one_stays_one_run() -> None:
+    tasks = sweep_tasks("voc", ["--merger", "none,tome", "--point", "1.0x,3.4x", "--seed", "0,1"], [], as_one=True)
+    assert [" ".join(task.arguments) for task in tasks] == [
+        f"run voc --merger {merger} --point {point} --variant {variants} --seed {seed}"
+        for seed in (0, 1)
+        for merger, point, variants in (("none", "1.0x", "original"), ("tome", "3.4x", "original,nsr"))
+    ]
+    (task,) = sweep_tasks(
+        "heterophily", ["--dataset", "actor", "--backbone", "gin", "--variant", "nsr"], [], as_one=True
+    )
+    assert task.arguments[-2:] == ("--split", "0,1,2,3,4,5,6,7,8,9")
+
+
 def test_what_there_is_not() -> None:
     with pytest.raises(ValueError, match="no sweep of 'nonsense'; there are tree"):
         sweep_tasks("nonsense", [], [])

@@ -22,6 +22,8 @@ _CELLS = {
     "zinc": ("backbone", "variant", "seed"),
 }
 _SEGMENTATION = ("voc", "ade20k", "cityscapes", "shapes")
+# What a GPU trains as one: seeds or splits are replicas of one model, the variants of a segmenter are one stack.
+_AS_ONE = {"tree": "seed", "heterophily": "split", "zinc": "seed"} | dict.fromkeys(_SEGMENTATION, "variant")
 _SPLITS = "0-9"  # the official ones
 _NUMBERS = ("depth", "seed", "split")
 _HELP = f"Which: {', '.join((*_CELLS, *_SEGMENTATION))}. Further options are those of nsr run."
@@ -50,12 +52,13 @@ def sweep(
 
     `nsr sweep tree --depth 2,3,4 --seed 0-9 --epochs 1000 --workers 4` makes the runs that `nsr run tree` would make
     one after the other. Options of the experiment are passed on; those that name cells are dealt out, one cell a run.
+    With `--gpu-share` cells that a GPU trains as one model stay one run: seeds, splits, or the variants of a segmenter.
     """
     from nsr.experiments.sweep import run_sweep
 
     results, outputs = results.resolve(), outputs.resolve()  # runs may start elsewhere
     folders = ["--results", str(results), "--outputs", str(outputs)]
-    tasks = sweep_tasks(experiment, context.args, folders)
+    tasks = sweep_tasks(experiment, context.args, folders, as_one=gpu_share > 0)
     logs = outputs / "sweep"
     logs.mkdir(parents=True, exist_ok=True)
     chosen = _engine(engine, workers, gpu_share, retries, address, experiment)
@@ -67,13 +70,14 @@ def sweep(
         raise typer.Exit(1)
 
 
-def sweep_tasks(experiment: str, options: list[str], folders: list[str]) -> "list[Task]":
+def sweep_tasks(experiment: str, options: list[str], folders: list[str], *, as_one: bool = False) -> "list[Task]":
     """One task a cell, from the options of ``nsr run``.
 
     Args:
         experiment: Which.
         options: As ``--name value`` pairs or flags; those that name cells may list several.
         folders: Options for every task.
+        as_one: Leave cells that a GPU trains as one model in one task.
 
     Raises:
         ValueError: There is no such experiment, or no cell.
@@ -87,6 +91,8 @@ def sweep_tasks(experiment: str, options: list[str], folders: list[str]) -> "lis
         cells = _segmentation_cells(experiment, chosen)
     else:
         raise ValueError(f"There is no sweep of {experiment!r}; there are {', '.join((*_CELLS, *_SEGMENTATION))}.")
+    if as_one:
+        cells = _joined(cells, _AS_ONE[experiment])
     return [
         Task(
             "-".join((experiment, *cell.values())),
@@ -175,6 +181,16 @@ def _graph_cells(experiment: str, chosen: dict[str, str]) -> list[dict[str, str]
         given = chosen.get(name) or defaults[name].default or _SPLITS
         values.append([str(v) for v in integers(f"--{name}", given)] if name in _NUMBERS else names(given))
     return [dict(zip(_CELLS[experiment], cell, strict=True)) for cell in itertools.product(*values)]
+
+
+def _joined(cells: list[dict[str, str]], name: str) -> list[dict[str, str]]:
+    """Cells that differ in one option alone as one that lists its values."""
+    joined: dict[tuple[str, ...], dict[str, str]] = {}
+    for cell in cells:
+        others = tuple(value for key, value in cell.items() if key != name)
+        values = [joined[others][name]] if others in joined else []
+        joined[others] = cell | {name: ",".join([*values, cell[name]])}
+    return list(joined.values())
 
 
 def _segmentation_cells(experiment: str, chosen: dict[str, str]) -> list[dict[str, str]]:

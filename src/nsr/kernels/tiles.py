@@ -190,8 +190,8 @@ def tanh(x):
 def normal_by_tanh(x):
     """``2 cdf(x) - 1`` of a normal as ``tanh(x p(x^2))``, and the derivative of the inner part.
 
-    The polynomial is fitted to within 3.3e-5 of the distribution function, far below the instruction's own error; beyond
-    the bound on ``x^2`` both are 1.
+    The polynomial is fitted to within 3.3e-5 of the distribution function, far below the error of the instruction;
+    beyond the bound on ``x^2`` both are 1.
     """
     square = tl.minimum(x * x, 20.0)
     inner = x * (0.797618887 + square * (0.0369131652 + square * -0.000337601931))

@@ -67,11 +67,13 @@ def test_models_are_measured_in_processes_of_their_own() -> None:
     hosts = [_Host(Model(counting, (name, name == "b")), torch.device("cpu")) for name in "abc"]
     with pytest.warns(UserWarning, match="b, True could not be built"):
         _build(hosts, 2, 60)
-    measured = _in_turn(hosts, 2, 0.0)
+    measured = _in_turn(hosts, 2, 0.0, profile=lambda name: name == "c")
     for host in hosts:
         host.close()
     assert measured.keys() == {"a", "c"}
     assert all(arm.timing.median >= 1 for arm in measured.values())
+    assert measured["a"].kernels is None
+    assert measured["c"].kernels == {}, "asked for, and a CPU has none"
 
 
 def test_a_model_that_takes_too_long_is_given_up() -> None:
@@ -79,6 +81,6 @@ def test_a_model_that_takes_too_long_is_given_up() -> None:
     with pytest.warns(UserWarning, match=r"was not built after 0\.1 s") as warned:
         _build(hosts, 1, 0.1)  # the second one is not even started
     assert len(warned) == 2
-    assert _in_turn(hosts, 2, 0.0) == {}
+    assert _in_turn(hosts, 2, 0.0, profile=bool) == {}
     for host in hosts:
         host.close()

@@ -7,11 +7,15 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+Kernels = dict[str, dict[str, float]]  # launches and microseconds by name
+
 MOST = 25  # names that are kept, those with the most time
 
 
-def kernel_times(step: Callable[[], object], device: torch.device) -> dict[str, dict[str, float]]:
-    """Launches and microseconds of each kernel of one call, the longest first."""
+def kernel_times(step: Callable[[], object], device: torch.device) -> Kernels:
+    """Launches and microseconds of each kernel of one call, the longest first; a CPU has none."""
+    if device.type != "cuda":
+        return {}
     step()
     torch.cuda.synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -20,9 +24,9 @@ def kernel_times(step: Callable[[], object], device: torch.device) -> dict[str, 
     return by_name(profiler.events() or ())
 
 
-def by_name(events: Iterable[Any]) -> dict[str, dict[str, float]]:
+def by_name(events: Iterable[Any]) -> Kernels:
     """Events of a profiler that ran on a GPU, added up by their name."""
-    found: dict[str, dict[str, float]] = {}
+    found: Kernels = {}
     for event in events:
         if event.device_type == DeviceType.CUDA:
             entry = found.setdefault(event.name, {"launches": 0, "microseconds": 0.0})

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nsr.bench.interleaved import Timing, clock, peak_memory, take_turns
+from nsr.bench.kernel_times import Kernels, kernel_times
 
 Arms = dict[str, Callable[[], object]]
 
@@ -48,14 +49,22 @@ class Measured(NamedTuple):
         timing: Of one call.
         peak_bytes: Memory that a call holds at its peak on a GPU, weights included; where it replays a CUDA graph, all
             that its graph keeps.
+        kernels: Of one call on a GPU, where they were asked for.
     """
 
     timing: Timing
     peak_bytes: int | None
+    kernels: Kernels | None = None
 
 
 def measure_models(
-    cases: Mapping[str, list[Model]], device: torch.device, *, rounds: int, seconds: float, limit: float | None = None
+    cases: Mapping[str, list[Model]],
+    device: torch.device,
+    *,
+    rounds: int,
+    seconds: float,
+    limit: float | None = None,
+    profile: Callable[[str], bool] = lambda name: False,
 ) -> dict[str, dict[str, Measured]]:
     """Measure the arms of the models of each case side by side.
 
@@ -65,6 +74,7 @@ def measure_models(
         rounds: Measurements of each arm.
         seconds: About how long one measurement lasts.
         limit: Seconds after which a model that is not built is given up, with a warning.
+        profile: Says by its name which arm's kernels are wanted; on a GPU, after all have been timed.
     """
     if device.type != "cuda":
         return {case: _measure_here(models, device, rounds, seconds) for case, models in cases.items()}
@@ -75,7 +85,7 @@ def measure_models(
         with _locked(fcntl.LOCK_SH):
             _build(everyone, os.cpu_count() or 1, limit)
         with _locked(fcntl.LOCK_EX):
-            return {case: _in_turn(those, rounds, seconds) for case, those in hosts.items()}
+            return {case: _in_turn(those, rounds, seconds, profile) for case, those in hosts.items()}
     finally:
         for host in everyone:
             host.dismiss()
@@ -89,11 +99,13 @@ def _measure_here(models: list[Model], device: torch.device, rounds: int, second
     return {name: Measured(timing, None) for name, timing in times.items()}
 
 
-def _in_turn(hosts: list["_Host"], rounds: int, seconds: float) -> dict[str, Measured]:
-    peaks = {name: peak for host in hosts for name, peak in host.peaks.items()}
-    clocks = {name: host.clock(name) for host in hosts for name in host.peaks}
-    times = take_turns(clocks, rounds=rounds, seconds=seconds)
-    return {name: Measured(timing, peaks[name]) for name, timing in times.items()}
+def _in_turn(hosts: list["_Host"], rounds: int, seconds: float, profile: Callable[[str], bool]) -> dict[str, Measured]:
+    keeper = {name: host for host in hosts for name in host.peaks}
+    times = take_turns({name: host.clock(name) for name, host in keeper.items()}, rounds=rounds, seconds=seconds)
+    return {
+        name: Measured(timing, keeper[name].peaks[name], keeper[name].kernels(name) if profile(name) else None)
+        for name, timing in times.items()
+    }
 
 
 class _Host:
@@ -132,6 +144,11 @@ class _Host:
             return self.connection.recv()
 
         return ask
+
+    def kernels(self, name: str) -> Kernels:
+        """The kernels of one call of one of its arms."""
+        self.connection.send((name, None))
+        return self.connection.recv()
 
     def dismiss(self) -> None:
         """Let it end, with time to clean up: what it shares with other processes outlives one that is killed."""
@@ -173,14 +190,14 @@ def _build(hosts: list[_Host], at_once: int, limit: float | None) -> None:
 
 
 def _serve(connection: Connection, model: Model, device: torch.device) -> None:
-    """Build the arms, say so, then time them on request, until there is none."""
+    """Build the arms and say so; then time calls of an arm, or name its kernels, for as long as somebody asks."""
     signal.signal(signal.SIGTERM, _leave)
     arms = model.build(*model.arguments)
     connection.send({name: _held_memory(name, arm, device) for name, arm in arms.items()})
     clocks = {name: clock(arm, device) for name, arm in arms.items()}
     while (request := connection.recv()) is not None:
         name, calls = request
-        connection.send(clocks[name](calls))
+        connection.send(kernel_times(arms[name], device) if calls is None else clocks[name](calls))
 
 
 def _leave(*_: object) -> None:

@@ -80,7 +80,7 @@ def bench_tokens(
 
 def _metrics(measured: dict[str, Measured], case: Case) -> dict[str, Any]:
     """Of one case, as they are written: every arm, and the stages of a merge event."""
-    stages = {name: timing.median for name, (timing, _) in measured.items() if name in STAGES}
+    stages = {name: arm.timing.median for name, arm in measured.items() if name in STAGES}
     arms = {name: arm for name, arm in measured.items() if name not in STAGES}
     metrics: dict[str, Any] = {
         name: {"images_per_second": case.batch / arms[name].timing.median * 1e3} | common
@@ -97,11 +97,12 @@ def against_full(arms: dict[str, Measured]) -> dict[str, dict[str, Any]]:
     reference = next((arms[name].timing.median for name in (REFERENCE, CPU_REFERENCE) if name in arms), None)
     return {
         name: {
-            "speed_up": None if reference is None else reference / timing.median,
-            "peak_bytes": peak_bytes,
-            "milliseconds": asdict(timing),
+            "speed_up": None if reference is None else reference / arm.timing.median,
+            "peak_bytes": arm.peak_bytes,
+            "milliseconds": asdict(arm.timing),
+            **({"kernels": arm.kernels} if arm.kernels else {}),
         }
-        for name, (timing, peak_bytes) in arms.items()
+        for name, arm in arms.items()
     }
 
 

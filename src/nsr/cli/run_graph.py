@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nsr.cli.option_groups import with_groups
 from nsr.cli.selection import integers, names
 
 if TYPE_CHECKING:
@@ -50,10 +52,41 @@ _RESULTS, _OUTPUTS, _BACKBONES = Path("results"), Path("outputs"), "gcn,sage,gin
 _AT_HAND = "minesweeper,tolokers,actor,chameleon-filtered"
 
 
+@dataclass(frozen=True)
+class Runs:
+    """Where the models of a command are trained, how many at once, and what they leave."""
+
+    epochs: Epochs = None
+    device: Device = None
+    together: Together = 10
+    concurrent: Concurrent = 1
+    results: Results = _RESULTS
+    outputs: Outputs = _OUTPUTS
+    tensorboard: TensorBoard = None
+    force: Force = False
+
+    def make(self, configurations: "Sequence[Configuration]", device: "torch.device") -> None:
+        """Train what has no result yet."""
+        from nsr.experiments.replicated import run_configurations
+
+        run_configurations(
+            configurations,
+            self.results,
+            self.outputs,
+            device,
+            together=self.together,
+            concurrent=self.concurrent,
+            force=self.force,
+            say=typer.echo,
+            watch=lambda name: _line(name, sys.stderr.isatty()),
+            tensorboard=self.tensorboard,
+        )
+
+
 def add_graph(app: typer.Typer) -> None:
     """Add the graph experiments to ``nsr run``."""
     for command in (tree, heterophily, zinc, graph_ablation, diagnostic):
-        app.command(command.__name__.replace("_", "-"))(command)
+        app.command(command.__name__.replace("_", "-"))(with_groups(command))
 
 
 def tree(
@@ -61,21 +94,15 @@ def tree(
     backbone: Backbones = _BACKBONES,
     variant: Variants = "original,nsr",
     seed: Seeds = "11",
-    epochs: Epochs = None,
     minutes: Minutes = None,
     trees_per_batch: TreesPerBatch = None,
     rate: Rate = None,
-    device: Device = None,
     precision: TreePrecision = "fp32",
-    together: Together = 10,
-    concurrent: Concurrent = 1,
-    results: Results = _RESULTS,
-    outputs: Outputs = _OUTPUTS,
-    tensorboard: TensorBoard = None,
-    force: Force = False,
+    *,
+    runs: Runs,
 ) -> None:
     """Train on Tree-NeighborsMatch: training accuracy by depth, and accuracy on fresh permutations."""
-    chosen = _device(device, precision)
+    device = _device(runs.device, precision)
     from nsr.data.tree import DEPTHS
     from nsr.experiments.tree import tree_configurations
 
@@ -88,13 +115,13 @@ def tree(
         depths,
         *_models(backbone, variant),
         seeds,
-        chosen,
-        epochs,
+        device,
+        runs.epochs,
         max_seconds=seconds,
         trees_per_batch=trees_per_batch,
         rate=rate,
     )
-    _run(configurations, chosen, results, outputs, tensorboard, together, concurrent, force)
+    runs.make(configurations, device)
 
 
 def heterophily(
@@ -102,83 +129,52 @@ def heterophily(
     backbone: Backbones = _BACKBONES,
     variant: Variants = "original,nsr",
     split: Splits = "",
-    epochs: Epochs = None,
-    device: Device = None,
     precision: Precision = None,
-    together: Together = 10,
-    concurrent: Concurrent = 1,
-    results: Results = _RESULTS,
-    outputs: Outputs = _OUTPUTS,
-    tensorboard: TensorBoard = None,
     data: Data = None,
-    force: Force = False,
+    *,
+    runs: Runs,
 ) -> None:
     """Train node classifiers on heterophilous graphs: accuracy or ROC-AUC over the official splits."""
-    chosen = _device(device, precision)
+    device = _device(runs.device, precision)
     from nsr.experiments.heterophily import heterophily_configurations
 
     splits = integers("--split", split) if split else None
     configurations = heterophily_configurations(
-        names(dataset), *_models(backbone, variant), splits, chosen, epochs, data
+        names(dataset), *_models(backbone, variant), splits, device, runs.epochs, data
     )
-    _run(configurations, chosen, results, outputs, tensorboard, together, concurrent, force)
+    runs.make(configurations, device)
 
 
 def zinc(
     backbone: Backbones = _BACKBONES,
     variant: Variants = "original,nsr",
     seed: Seeds = "0-9",
-    epochs: Epochs = None,
-    device: Device = None,
     precision: Precision = None,
-    together: Together = 10,
-    concurrent: Concurrent = 1,
-    results: Results = _RESULTS,
-    outputs: Outputs = _OUTPUTS,
-    tensorboard: TensorBoard = None,
     data: Data = None,
-    force: Force = False,
+    *,
+    runs: Runs,
 ) -> None:
     """Train graph regression on ZINC: test MAE over seeds."""
-    chosen = _device(device, precision)
+    device = _device(runs.device, precision)
     from nsr.experiments.zinc import zinc_configurations
 
-    configurations = zinc_configurations(*_models(backbone, variant), integers("--seed", seed), chosen, epochs, data)
-    _run(configurations, chosen, results, outputs, tensorboard, together, concurrent, force)
+    seeds = integers("--seed", seed)
+    configurations = zinc_configurations(*_models(backbone, variant), seeds, device, runs.epochs, data)
+    runs.make(configurations, device)
 
 
 def graph_ablation(
     dataset: Datasets = "minesweeper",
     backbone: Backbones = _BACKBONES,
     split: Splits = "",
-    epochs: Epochs = None,
-    device: Device = None,
     precision: Precision = None,
-    together: Together = 10,
-    concurrent: Concurrent = 1,
-    results: Results = _RESULTS,
-    outputs: Outputs = _OUTPUTS,
-    tensorboard: TensorBoard = None,
     data: Data = None,
-    force: Force = False,
+    *,
+    runs: Runs,
 ) -> None:
     """Train the controls beside the method: post-aggregation only, raw source, and a wider original of equal size."""
-    heterophily(
-        dataset,
-        backbone,
-        "original,post-aggregation,raw-source,nsr,matched",
-        split,
-        epochs,
-        device,
-        precision,
-        together,
-        concurrent,
-        results,
-        outputs,
-        tensorboard,
-        data,
-        force,
-    )
+    controls = "original,post-aggregation,raw-source,nsr,matched"
+    heterophily(dataset, backbone, controls, split, precision, data, runs=runs)
 
 
 def diagnostic(
@@ -196,32 +192,6 @@ def diagnostic(
     backbones, _ = _models(backbone, "original")
     run_scores(datasets, backbones, results, folder=data, force=force, say=typer.echo)
     run_accuracy(datasets, backbones, results, say=typer.echo)
-
-
-def _run(
-    configurations: "Sequence[Configuration]",
-    device: "torch.device",
-    results: Path,
-    outputs: Path,
-    tensorboard: Path | None,
-    together: int,
-    concurrent: int,
-    force: bool,
-) -> None:
-    from nsr.experiments.replicated import run_configurations
-
-    run_configurations(
-        configurations,
-        results,
-        outputs,
-        device,
-        together=together,
-        concurrent=concurrent,
-        force=force,
-        say=typer.echo,
-        watch=lambda name: _line(name, sys.stderr.isatty()),
-        tensorboard=tensorboard,
-    )
 
 
 def _line(name: str, terminal: bool) -> "Watch":

@@ -3,11 +3,13 @@
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nsr.cli.option_groups import with_groups
 from nsr.cli.selection import integers, names
 
 if TYPE_CHECKING:
@@ -50,6 +52,30 @@ _RESULTS, _OUTPUTS = Path("results"), Path("outputs")
 _MERGERS = "tome,pitome,mpm"
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the models of a command are, what they see, and what they leave."""
+
+    device: Device = None
+    results: Results = _RESULTS
+    outputs: Outputs = _OUTPUTS
+    data: Data = None
+    workers: Workers = 4
+    force: Force = False
+
+
+@dataclass(frozen=True)
+class Training:
+    """How models are trained, but for what each command has defaults of its own."""
+
+    batch: BatchSize = None
+    precision: PrecisionName = None
+    concurrent: Together = None
+    deterministic: Deterministic = False
+    compile_branches: Compile = False
+    tensorboard: TensorBoard = None
+
+
 def add_segmentation(app: typer.Typer) -> None:
     """Add the segmentation experiments to ``nsr run``."""
     about = "merged ViTs on {}, with NSR and without: mIoU of the final weights."
@@ -59,11 +85,9 @@ def add_segmentation(app: typer.Typer) -> None:
         "cityscapes": "Cityscapes",
         "shapes": "generated textured shapes (about a minute on a laptop)",
     }.items():
-        app.command(task, help=f"Train {about.format(title)}")(_table_of(task))
-    app.command("token-ablation")(token_ablation)
-    app.command("adapter")(adapter)
-    app.command("numerics")(numerics)
-    app.command("operating-points")(operating_points)
+        app.command(task, help=f"Train {about.format(title)}")(with_groups(_table_of(task)))
+    for command in (token_ablation, adapter, numerics, operating_points):
+        app.command(command.__name__.replace("_", "-"))(with_groups(command))
 
 
 def _table_of(task: str) -> Callable[..., None]:
@@ -73,27 +97,18 @@ def _table_of(task: str) -> Callable[..., None]:
         variant: Variants = "original,nsr",
         seed: Seeds = "0",
         epochs: Epochs = None,
-        batch: BatchSize = None,
         lr: Rate = None,
         warmup: Warmup = None,
-        precision: PrecisionName = None,
-        device: Device = None,
-        results: Results = _RESULTS,
-        outputs: Outputs = _OUTPUTS,
-        tensorboard: TensorBoard = None,
-        data: Data = None,
-        concurrent: Together = None,
-        workers: Workers = 4,
-        force: Force = False,
-        deterministic: Deterministic = False,
         with_numerics: WithNumerics = False,
-        compile_branches: Compile = False,
         schedule: Schedule = "paper",
+        *,
+        training: Training,
+        place: Place,
     ) -> None:
-        lab = _lab(task, data, outputs, device, workers, force, deterministic, compile_branches)
-        lab.task = _scheduled(lab.task, schedule, results)
-        changes = {"epochs": epochs, "batch": batch, "lr": lr, "warmup": warmup, "precision": precision}
-        _train(lab, merger, point, variant, seed, changes, results, tensorboard, concurrent, force, with_numerics)
+        lab = _lab(task, place, training)
+        lab.task = _scheduled(lab.task, schedule, place.results)
+        changes = {"epochs": epochs, "lr": lr, "warmup": warmup}
+        _train(lab, (merger, point, variant, seed), changes, training, place, with_numerics)
 
     return table
 
@@ -105,23 +120,13 @@ def token_ablation(
     variant: Variants = "post-merge,feature,spatial,raw-source",
     seed: Seeds = "0",
     epochs: Epochs = None,
-    batch: BatchSize = None,
-    precision: PrecisionName = None,
-    device: Device = None,
-    results: Results = _RESULTS,
-    outputs: Outputs = _OUTPUTS,
-    tensorboard: TensorBoard = None,
-    data: Data = None,
-    concurrent: Together = None,
-    workers: Workers = 4,
-    force: Force = False,
-    deterministic: Deterministic = False,
-    compile_branches: Compile = False,
+    *,
+    training: Training,
+    place: Place,
 ) -> None:
     """Train the controls: post-merge-only, feature path, spatial path, raw source; results beside the main table's."""
-    lab = _lab(task, data, outputs, device, workers, force, deterministic, compile_branches)
-    changes = {"epochs": epochs, "batch": batch, "precision": precision}
-    _train(lab, merger, point, variant, seed, changes, results, tensorboard, concurrent, force, with_numerics=False)
+    lab = _lab(task, place, training)
+    _train(lab, (merger, point, variant, seed), {"epochs": epochs}, training, place)
 
 
 def adapter(
@@ -130,79 +135,43 @@ def adapter(
     point: Points = "",
     seed: Seeds = "0",
     epochs: Epochs = 10,
-    batch: BatchSize = None,
     lr: Rate = 1e-3,
-    precision: PrecisionName = None,
-    device: Device = None,
-    results: Results = _RESULTS,
-    outputs: Outputs = _OUTPUTS,
-    tensorboard: TensorBoard = None,
-    data: Data = None,
-    concurrent: Together = None,
-    workers: Workers = 4,
-    force: Force = False,
-    deterministic: Deterministic = False,
+    *,
+    training: Training,
+    place: Place,
 ) -> None:
     """Compress a trained full model and train only NSR and the head, on its frozen backbone.
 
     The full model comes from `nsr run voc --merger none`, with its weights in `--outputs`.
     """
-    lab = _lab(task, data, outputs, device, workers, force, deterministic)
-    changes = {"epochs": epochs, "batch": batch, "lr": lr, "precision": precision}
-    _train(lab, merger, point, "adapter", seed, changes, results, tensorboard, concurrent, force, with_numerics=False)
+    lab = _lab(task, place, training)
+    _train(lab, (merger, point, "adapter", seed), {"epochs": epochs, "lr": lr}, training, place)
 
 
 def numerics(
-    task: TaskName = "voc",
-    merger: Mergers = _MERGERS,
-    point: Points = "",
-    seed: Seeds = "0",
-    device: Device = None,
-    results: Results = _RESULTS,
-    outputs: Outputs = _OUTPUTS,
-    data: Data = None,
-    workers: Workers = 4,
-    force: Force = False,
+    task: TaskName = "voc", merger: Mergers = _MERGERS, point: Points = "", seed: Seeds = "0", *, place: Place
 ) -> None:
     """Measure null violation and residual magnitude at every merge of trained NSR models, from their kept weights."""
     from nsr.experiments.segmentation_cells import select_cells
     from nsr.experiments.segmentation_runs import run_numerics
 
-    lab = _lab(task, data, outputs, device, workers, force)
+    lab = _lab(task, place)
     cells = select_cells(lab.task, names(merger), names(point), ["nsr"], integers("--seed", seed))
-    run_numerics(lab, cells, results, force=force, say=typer.echo)
+    run_numerics(lab, cells, place.results, force=place.force, say=typer.echo)
 
 
 def operating_points(
-    task: TaskName = "voc",
-    merger: Mergers = _MERGERS,
-    point: Points = "",
-    search: Search = True,
-    device: Device = None,
-    results: Results = _RESULTS,
-    outputs: Outputs = _OUTPUTS,
-    data: Data = None,
-    workers: Workers = 4,
-    force: Force = False,
+    task: TaskName = "voc", merger: Mergers = _MERGERS, point: Points = "", search: Search = True, *, place: Place
 ) -> None:
     """Find each merger's setting at each operating point, its cost, and the share of tokens each block merges."""
     from nsr.experiments.segmentation_runs import run_points
 
-    lab = _lab(task, data, outputs, device, workers, force)
-    run_points(lab, names(merger), names(point), results, search=search, force=force, say=typer.echo)
+    lab = _lab(task, place)
+    run_points(lab, names(merger), names(point), place.results, search=search, force=place.force, say=typer.echo)
 
 
-def _lab(
-    task: str,
-    data: Path | None,
-    outputs: Path,
-    device: str | None,
-    workers: int,
-    force: bool,
-    deterministic: bool = False,
-    compile_branches: bool = False,
-) -> "SegmentationLab":
-    if deterministic:
+def _lab(task: str, place: Place, training: Training = Training()) -> "SegmentationLab":
+    if training.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     import torch
 
@@ -213,19 +182,19 @@ def _lab(
 
     if task not in TASKS:
         raise ValueError(f"Unknown task {task!r}; expected {', '.join(TASKS)}.")
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    chosen = torch.device(place.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {device}: this machine has no CUDA device. Use --device cpu.")
-    torch.use_deterministic_algorithms(deterministic)
+        raise ValueError(f"--device {place.device}: this machine has no CUDA device. Use --device cpu.")
+    torch.use_deterministic_algorithms(training.deterministic)
     group = join(chosen)
     return SegmentationLab(
         TASKS[task],
-        data or data_folder(),
-        outputs,
+        place.data or data_folder(),
+        place.outputs,
         group.device,
-        workers=workers,
-        resume=not force,
-        compile_branches=compile_branches,
+        workers=place.workers,
+        resume=not place.force,
+        compile_branches=training.compile_branches,
         group=group,
     )
 
@@ -240,38 +209,34 @@ def _scheduled(task: "SegmentationTask", schedule: str, results: Path) -> "Segme
 
 def _train(
     lab: "SegmentationLab",
-    merger: str,
-    point: str,
-    variant: str,
-    seed: str,
-    changes: dict,
-    results: Path,
-    tensorboard: Path | None,
-    concurrent: int | None,
-    force: bool,
-    with_numerics: bool,
+    selectors: tuple[str, str, str, str],
+    changes: dict[str, Any],
+    training: Training,
+    place: Place,
+    with_numerics: bool = False,
 ) -> None:
-    from dataclasses import replace
-
+    """Train the cells that mergers, points, variants and seeds name, with changes to the task's own protocol."""
     from nsr.experiments.segmentation_cells import select_cells
     from nsr.experiments.segmentation_runs import run_table
 
+    merger, point, variant, seed = selectors
     cells = select_cells(lab.task, names(merger), names(point), names(variant), integers("--seed", seed))
-    changes["precision"] = changes["precision"] or ("bf16" if lab.device.type == "cuda" else "fp32")
+    precision = training.precision or ("bf16" if lab.device.type == "cuda" else "fp32")
+    changes = changes | {"batch": training.batch, "precision": precision}
     protocol = replace(lab.task.protocol, **{name: value for name, value in changes.items() if value is not None})
     terminal = sys.stderr.isatty()
     run_table(
         lab,
         cells,
         protocol,
-        results,
-        together=concurrent,
-        force=force,
+        place.results,
+        together=training.concurrent,
+        force=place.force,
         with_numerics=with_numerics,
         say=typer.echo if lab.group.writes else lambda _: None,
         watch=lambda progress: _show(progress, terminal) if lab.group.writes else None,
         every=1.0 if terminal else 15.0,
-        tensorboard=tensorboard,
+        tensorboard=training.tensorboard,
     )
 
 

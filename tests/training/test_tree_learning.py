@@ -19,8 +19,7 @@ from nsr.experiments.graph_models import graph_model
 from nsr.training import tree
 from nsr.training.plateau import PlateauRule
 
-DEPTH, TREES, SEED, EPOCHS = 5, 64, 11, 100
-RULE = PlateauRule("max", rate=2e-3, patience=1000, stop_after=2000, perfect=1.0)
+EPOCHS = 100
 
 
 @dataclass(frozen=True)
@@ -58,19 +57,22 @@ def only(arm: Arm) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def make(device: torch.device) -> tree._Trainer:
-    leaves = 2**DEPTH
+def make(
+    device: torch.device, depth: int = 5, trees: int | None = 64, rate: float = 2e-3, seed: int = 11
+) -> tree._Trainer:
+    leaves = 2**depth
     model = graph_model(
         "gcn",
         "nsr",
         lambda width: nn.Linear(2 * (leaves + 1), width),
-        seed=SEED,
+        seed=seed,
         width=32,
         outputs=leaves,
-        layers=DEPTH + 1,
+        layers=depth + 1,
         readout="root",
     )
-    return tree._Trainer([model], [tree_task(DEPTH, SEED)], RULE, TREES, device)
+    rule = PlateauRule("max", rate=rate, patience=1000, stop_after=2000, perfect=1.0)
+    return tree._Trainer([model], [tree_task(depth, seed)], rule, trees, device)
 
 
 @pytest.mark.gpu

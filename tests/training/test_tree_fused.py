@@ -21,6 +21,8 @@ CASES = (
     "gin + nsr, whole trees",
     "adam 0.0",
     "adam 0.1",
+    "training",
+    "training, single samples",
 )
 
 
@@ -35,7 +37,8 @@ def errors() -> dict[str, float]:
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_the_plain_twin(errors: dict[str, float], case: str) -> None:
     assert set(errors) == set(CASES)
-    assert errors[case] <= 1e-4
+    # Adam makes full steps of gradients that are 0 but for rounding: plain operators are 2.4e-3 from double precision.
+    assert errors[case] <= (3e-2 if case == "training, single samples" else 1e-4)
 
 
 @pytest.mark.gpu

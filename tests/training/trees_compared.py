@@ -5,15 +5,17 @@ A program of its own, because Triton decides when a kernel is defined whether it
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from nsr.data.tree import tree_task
 from nsr.experiments.graph_models import Variant, graph_model
-from nsr.graph.models import Backbone
-from nsr.training import adam_kernel
+from nsr.graph.models import Backbone, GraphModel
+from nsr.training import adam_kernel, tree
+from nsr.training.plateau import PlateauRule
 from nsr.training.replicas import Replicas, adam_rows
 from nsr.training.tree_batches import grouped, sampled
 from nsr.training.tree_fused import FusedParts
@@ -46,10 +48,10 @@ CASES = {
 }
 
 
-def results(case: Case, fused: bool, device: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Loss, right answers, each gradient, logits at rest and BatchNorm's statistics after one batch."""
-    leaves, layers = 2**case.depth, case.depth + 1
-    models = [
+def models_of(case: Case, dtype: torch.dtype = torch.float32) -> list[GraphModel]:
+    """One model a seed."""
+    leaves = 2**case.depth
+    return [
         graph_model(
             case.backbone,
             case.variant,
@@ -57,11 +59,17 @@ def results(case: Case, fused: bool, device: str, dtype: torch.dtype = torch.flo
             seed=seed,
             width=case.width,
             outputs=leaves,
-            layers=layers,
+            layers=case.depth + 1,
             readout="root",
         ).to(dtype)
         for seed in SEEDS
     ]
+
+
+def results(case: Case, fused: bool, device: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Loss, right answers, each gradient, logits at rest and BatchNorm's statistics after one batch."""
+    leaves, layers = 2**case.depth, case.depth + 1
+    models = models_of(case, dtype)
     replicas = Replicas(models, device)
     generator = torch.Generator().manual_seed(0)
     permutations = torch.from_numpy(tree_task(case.depth).permutations).expand(len(SEEDS), -1, -1).to(device)
@@ -106,7 +114,49 @@ def adam_error(rows: int, length: int, weight_decay: float) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(ours, plain, strict=True))
 
 
+def trained(case: Case, fused: bool, epochs: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """All that training changes after some epochs on five trees, the accuracy of each epoch, and the answers at rest.
+
+    With batches of three trees, or of eight samples, the last one of an epoch is filled up.
+    """
+    leaves = 2**case.depth
+    tasks = []
+    for seed in SEEDS:
+        task = tree_task(case.depth, seed)
+        own = [samples[samples < 5 * leaves] for samples in (task.train, task.test)]
+        tasks.append(replace(task, permutations=task.permutations[:5], train=own[0][: 3 * leaves + 1], test=own[1]))
+    rule = PlateauRule("max", rate=1e-2, patience=1, stop_after=100, perfect=1.0)
+
+    def parts(model: GraphModel, replicas: Replicas) -> FusedParts | None:
+        return FusedParts(kind_of(model), replicas, len(model.layers)) if fused else None
+
+    with (
+        patch.object(tree, "_fused_parts", parts),
+        patch("nsr.training.replicas.adam_rows", adam_kernel.adam_rows if fused else adam_rows),
+        patch.dict(tree.BATCH, {case.depth: 8}),
+    ):
+        whole_trees = 3 if case.whole_trees else None
+        trainer = tree._Trainer(models_of(case, dtype), tasks, rule, whole_trees, torch.device("cpu"))
+        accuracies = []
+        for number in range(epochs):
+            trainer.epoch(number)
+            accuracies.append(trainer.latest.clone())
+        answers = trainer.correct_answers(trainer.permutations)
+    own = {f"weight {name}": values.detach() for name, values in trainer.replicas.parameters.items()}
+    state = {name: values for name, values in trainer.state().items() if not name.startswith("best")}
+    return own | state | {"accuracy": torch.stack(accuracies), "answers": answers.double()}
+
+
+def training_error(case: Case, epochs: int) -> float:
+    """How far training by kernels is from training by plain operators in double precision."""
+    ours, right = trained(case, True, epochs), trained(case, False, epochs, torch.float64)
+    return apart(*({name: values.double() for name, values in found.items()} for found in (ours, right)))
+
+
 if __name__ == "__main__":
+    torch.use_deterministic_algorithms(True)  # what a kernel has not written is not a number
     found = {name: error(case) for name, case in CASES.items()}
     found |= {f"adam {decay}": adam_error(3, 1100, decay) for decay in (0.0, 0.1)}
+    found["training"] = training_error(Case("gcn", "nsr", whole_trees=True), 4)
+    found["training, single samples"] = training_error(Case("gcn", "nsr"), 2)
     print(json.dumps(found))

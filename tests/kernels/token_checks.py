@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nsr.kernels import tokens as kernels
-from nsr.tokens import MPM, MergedViT, MergePlan, PiToMe, TokenBranch, TokenResidual, ToMe
+from nsr.tokens import MPM, MergedViT, MergePlan, PiToMe, TokenBranch, TokenResidual, ToMe, host
 from nsr.tokens.attention import biased_attention_reference, sized_attention
 from nsr.tokens.branch import EventCodes, spread_codes
 from nsr.tokens.matching import descending
@@ -360,6 +360,47 @@ def check_beside() -> None:
             assert torch.equal(empty, expected.member < 0)
             for mine, other in zip(layout, expected, strict=True):
                 assert torch.equal(mine, other) or torch.equal(mine[~empty], other[~empty])
+
+
+def check_linear() -> None:
+    """Layers with their norm, activation and addition are one after the other, rounded as often."""
+    for rows, width in ((37, 24), (70, 40), (33, 64), (9000, 16)):
+        layers = [torch.nn.LayerNorm(width), torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)]
+        norm, first, second = (layer.requires_grad_(False) for layer in layers)
+        norm.weight.normal_()
+        x = torch.randn(1, rows, width) + 2.0
+        for kind, bound in ((torch.float16, 2e-3), (torch.bfloat16, 1.5e-2)):
+            given = x.to(kind)
+            for gelu in (False, True):
+                expected = first(norm(given.float()))
+                expected = functional.gelu(expected) if gelu else expected
+                args = (norm.weight.to(kind), norm.bias.to(kind), norm.eps, first.weight.to(kind), first.bias.to(kind))
+                hidden = kernels.norm_linear(given, *args, gelu)
+                assert hidden.dtype == kind
+                assert (hidden - expected).norm() <= bound * expected.norm()
+            expected = given.float() + second(hidden.float())
+            out = kernels.linear_add(given, hidden, second.weight.to(kind), second.bias.to(kind))
+            assert out.dtype == kind
+            assert (out - expected).norm() <= bound * expected.norm()
+
+
+@torch.no_grad()
+def check_half_block() -> None:
+    """A whole block in half precision: the plan is that of its own keys, the values are those of the plain layers."""
+    block = timm.create_model("deit_tiny_patch16_224", depth=1, embed_dim=48).blocks[0].eval().bfloat16()
+    x, size = torch.randn(2, 45, 48).bfloat16(), torch.randint(1, 9, (2, 45)).float()
+    with kernels.token_kernels(True):
+        fast = host.attention_half(block, x, size, None, kernels.Matching(12, 1, size))
+        plan = tome_plan(fast.keys, 12, size=size)
+        fast_out = host.mlp_half(block, fast.x)
+    with kernels.token_kernels(False):
+        plain = host.attention_half(block, x, size, None)
+        plain_out = host.mlp_half(block, fast.x)
+    assert plan is not None
+    assert fast.layout is not None
+    assert torch.equal(fast.layout.group, plan.group)
+    for mine, expected in ((fast.x, plain.x), (fast.keys, plain.keys), (fast_out, plain_out)):
+        assert (mine.float() - expected.float()).norm() <= 0.01 * expected.float().norm()
 
 
 def check_tome_model() -> None:

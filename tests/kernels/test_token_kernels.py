@@ -17,7 +17,14 @@ CHECKS = Path(__file__).with_name("token_checks.py")
 GROUPS = [
     ("check_tome", "check_descending"),
     ("check_features", "check_pitome", "check_mpm"),
-    ("check_merge", "check_merge_gradient", "check_residual_gradient", "check_spread", "check_unmerge"),
+    (
+        "check_merge",
+        "check_merge_gradient",
+        "check_residual_gradient",
+        "check_spread",
+        "check_unmerge",
+        "check_restore",
+    ),
     ("check_attention", "check_half_attention", "check_beside"),
     ("check_linear", "check_half_block"),
     ("check_tome_model", "check_pitome_model", "check_mpm_model"),

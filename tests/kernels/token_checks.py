@@ -291,6 +291,23 @@ def check_unmerge() -> None:
         assert (grads[0] - grads[1]).norm() <= (1e-6 if kind == torch.float32 else 0.02) * grads[1].norm()
 
 
+def check_restore() -> None:
+    """Both ways back to the patches at once are one after the other."""
+    length, events = 70, []
+    for r in (20, 11, 9):
+        with kernels.token_kernels(True):
+            plan = tome_plan(torch.randn(2, length, 16), r, num_prefix=2)
+        assert plan is not None
+        events.append(EventCodes(torch.randn(2, length, 20).bfloat16(), plan))
+        length -= r
+    x, decoder = torch.randn(2, length, 24).bfloat16(), torch.randn(24, 20).bfloat16()
+    layouts = [event.plan.layout for event in events]
+    fast = kernels.restore(x, [event.codes for event in events], layouts, decoder, 2)  # type: ignore[misc, arg-type]
+    decoded = (spread_codes(events, 2).float() @ decoder.float().T).bfloat16()
+    expected = kernels.unmerge(x, layouts, 2) + decoded  # type: ignore[arg-type]
+    assert (fast.float() - expected.float()).norm() <= 0.01 * expected.float().norm()
+
+
 def check_attention() -> None:
     attention_equals_its_reference(torch.float32, 1e-5)
 

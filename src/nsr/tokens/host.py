@@ -162,8 +162,8 @@ def attention_half(
     """
     assert isinstance(block.attn, Attention)
     attn = block.attn
-    if matching is not None and valid is None and _runs_fused(block, x):
-        qkv = _norm_linear(x, block.norm1, attn.qkv, None).reshape(*x.shape[:2], 3, attn.num_heads, -1)
+    if matching is not None and valid is None and has_plain_parts(block) and _in_half_precision(x, attn.proj):
+        qkv = norm_linear(x, block.norm1, attn.qkv, None).reshape(*x.shape[:2], 3, attn.num_heads, -1)
         x, layout = kernels.attend_beside(x, qkv, size, attn.proj.weight, attn.proj.bias, matching)
         return Attended(x, None, qkv[:, :, 1].transpose(1, 2), layout)
     normed = block.norm1(x)
@@ -173,17 +173,16 @@ def attention_half(
 
 def mlp_half(block: Block, x: Tensor) -> Tensor:
     """``x + mlp(norm2(x))``."""
-    mlp = block.mlp
-    if not _runs_fused(block, x) or type(mlp) is not Mlp or not isinstance(mlp.norm, nn.Identity):
-        return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
-    hidden = _norm_linear(x, block.norm2, mlp.fc1, mlp.act)
-    if _has_kernel(x, mlp.fc2):
-        return kernels.linear_add(x, hidden, mlp.fc2.weight, mlp.fc2.bias)
-    return x + mlp.fc2(hidden)
+    mlp: nn.Module = block.mlp
+    plain = has_plain_parts(block) and isinstance(getattr(mlp, "norm", None), nn.Identity)
+    if type(mlp) is not Mlp or not plain or not _has_kernel(x, mlp.fc2):
+        return x + block.drop_path2(block.ls2(mlp(block.norm2(x))))
+    hidden = norm_linear(x, block.norm2, mlp.fc1, mlp.act)
+    return kernels.linear_add(x, hidden, mlp.fc2.weight, mlp.fc2.bias)
 
 
-def _norm_linear(x: Tensor, norm: nn.Module, linear: nn.Module, act: nn.Module | None) -> Tensor:
-    """``act(linear(norm(x)))``; as one kernel where the three are what it knows."""
+def norm_linear(x: Tensor, norm: nn.Module, linear: nn.Module, act: nn.Module | None = None) -> Tensor:
+    """``act(linear(norm(x)))``; as one kernel where it can be."""
     known = isinstance(norm, nn.LayerNorm) and norm.weight is not None and norm.bias is not None
     gelu = type(act) is nn.GELU and act.approximate == "none"
     if known and (gelu or act is None) and _has_kernel(x, linear):
@@ -192,19 +191,16 @@ def _norm_linear(x: Tensor, norm: nn.Module, linear: nn.Module, act: nn.Module |
     return out if act is None else act(out)
 
 
-def _has_kernel(x: Tensor, linear: nn.Module) -> bool:
-    """Whether the kernels have this layer on the residual stream ``x``: where that is narrow."""
-    return type(linear) is nn.Linear and linear.bias is not None and x.shape[-1] <= kernels.WIDEST
-
-
-def _runs_fused(block: Block, x: Tensor) -> bool:
-    """Whether the block is nothing but its layers, all in one half precision, and nobody wants a gradient."""
-    assert isinstance(block.attn, Attention)
-    proj = block.attn.proj
-    plain = has_plain_parts(block) and type(proj) is nn.Linear and not block.training
-    half = x.dtype == proj.weight.dtype in (torch.float16, torch.bfloat16)
+def _in_half_precision(x: Tensor, linear: nn.Module) -> bool:
+    """Whether a layer and its input are in one half precision, on a device with kernels, and want no gradient."""
+    half = type(linear) is nn.Linear and x.dtype == linear.weight.dtype in (torch.float16, torch.bfloat16)
     half = half and not torch.is_autocast_enabled(x.device.type)
-    return plain and half and not torch.is_grad_enabled() and kernels.use_kernels(x)
+    return half and not torch.is_grad_enabled() and kernels.use_kernels(x)
+
+
+def _has_kernel(x: Tensor, linear: nn.Module) -> bool:
+    """Whether the kernels have this layer: on a narrow stream ``x``, under the same conditions."""
+    return x.shape[-1] <= kernels.WIDEST and _in_half_precision(x, linear) and linear.bias is not None
 
 
 def _qkv(attn: Attention, x: Tensor) -> Tensor:

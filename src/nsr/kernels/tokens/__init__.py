@@ -12,7 +12,7 @@ from nsr.kernels.tokens.linear import WIDEST, linear_add, norm_linear
 from nsr.kernels.tokens.match import best_match, descending, energy, energy_units, low_bits, split_features, tome_layout
 from nsr.kernels.tokens.merge import merge
 from nsr.kernels.tokens.residual import BranchWeights, Source, merge_residual
-from nsr.kernels.tokens.spread import spread, unmerge
+from nsr.kernels.tokens.spread import restore, spread, unmerge
 
 __all__ = [
     "WIDEST",
@@ -33,6 +33,7 @@ __all__ = [
     "merge_residual",
     "needs_grad",
     "norm_linear",
+    "restore",
     "split_features",
     "spread",
     "token_kernels",

@@ -69,7 +69,16 @@ def both(make: Callable[[], MergePlan | None]) -> None:
 
 
 def check_tome() -> None:
-    for length, r, prefix in ((2, 1, 1), (9, 4, 0), (71, 20, 1), (135, 67, 1), (40, 10, 3), (12, 40, 5)):
+    for length, r, prefix in (
+        (2, 1, 1),
+        (9, 4, 0),
+        (71, 20, 1),
+        (135, 67, 1),
+        (257, 100, 1),
+        (300, 90, 1),
+        (40, 10, 3),
+        (12, 40, 5),
+    ):
         size = torch.randint(1, 9, (2, length)).float()
         for metric in metrics(2, length):
             both(partial(tome_plan, metric, r, size=size, num_prefix=prefix))

@@ -28,9 +28,10 @@ def norm_linear(
     # each program normalises its rows again, so few that share them, but enough for all multiprocessors
     steps = triton.cdiv(columns, min(columns, max(1, _PROGRAMS // tiles)))
     block_d, tail_d = two_powers(width)
+    terms = 1 if x.dtype == torch.bfloat16 else 2
     kernel[(tiles, triton.cdiv(columns, steps))](
         x, *(w.contiguous() for w in (norm, norm_bias, weight, bias)), out, rows, steps * block_n, eps,
-        WIDTH=width, OUT=outputs, GELU=gelu, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, TAIL_D=tail_d,
+        WIDTH=width, OUT=outputs, GELU=terms * gelu, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, TAIL_D=tail_d,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     return out

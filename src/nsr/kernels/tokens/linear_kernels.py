@@ -50,7 +50,7 @@ def norm_linear(
     """``act(W LayerNorm(x) + b)``, every step rounded as a layer's output is.
 
     Programs are (tile of rows, ``span`` columns). The first ``BLOCK_D`` channels are one block, the ``TAIL_D`` that are
-    left another.
+    left another. ``GELU`` is 0 without one, else how many bf16 terms would hold what it returns.
     """
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = i < rows
@@ -80,7 +80,7 @@ def norm_linear(
             out += dot(normed_tail, load_weight(weight_ptr, WIDTH, d_tail, n, WIDTH, OUT), "ieee")
         out = (out + load_vector(bias_ptr, n, OUT)).to(kind)
         if GELU:
-            out = gelu_for(out.to(tl.float32), 1 if kind == tl.bfloat16 else 2).to(kind)
+            out = gelu_for(out.to(tl.float32), GELU).to(kind)
         at = i.to(tl.int64)[:, None] * OUT + n[None, :]
         tl.store(out_ptr + at, out, mask=inside[:, None] & (n < OUT)[None, :])
 

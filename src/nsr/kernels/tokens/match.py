@@ -13,6 +13,7 @@ from torch import Tensor
 from nsr.kernels.tokens.layout import GroupLayout, bucket, empty_layout
 
 _FEW = 2048  # rows of scores that leave multiprocessors idle in tiles of 64: smaller ones, and longer steps
+_ONE_PROGRAM = 128  # pairs of a sample that one program matches faster than three kernels do
 
 
 @torch.library.custom_op("nsr::split_features", mutates_args=())
@@ -168,20 +169,21 @@ def _tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -
     room = [layout[0].new_empty(batch, count, dtype=torch.int32) for count in (r, count_b)]
     weighed = layout[1] if size is None else size.float().contiguous()
     shared = (weighed, *layout, *room, length, count_a, count_b, first_a, first_b, num_prefix, r)
-    block_a, block_b = bucket(count_a), bucket(max(count_b, num_prefix))
-    blocks = {
-        "SIZED": size is not None,
-        "BLOCK_A": block_a,
-        "BLOCK_B": block_b,
-        "BLOCK_R": bucket(r, 256),
-        "BLOCK_C": 16,
-        "num_warps": 4 if block_a == 64 else 8,
-    }
-    if block_a == block_b == 64 and width <= 64:
-        match_few[(batch,)](*_of_heads(metric), *shared, **blocks, **_features(width))
+    sized = {"SIZED": size is not None, "BLOCK_C": 16}
+    most = max(count_a, count_b, num_prefix)
+    if most <= _ONE_PROGRAM and width <= 64:
+        block = 64 if most <= 64 else _ONE_PROGRAM
+        match_few[(batch,)](
+            *_of_heads(metric), *shared, TILE_B=64, BLOCK_A=block, BLOCK_B=block, BLOCK_R=block,
+            num_warps=block // 16, **sized, **_features(width),
+        )  # fmt: skip
         return layout
     best, partner = best_match(split_features(metric), None, None, first_a, count_a, first_b, count_b, 2, False)
-    tome_layout[(batch,)](best, partner, *shared, **blocks)
+    block_a = bucket(count_a)
+    tome_layout[(batch,)](
+        best, partner, *shared, BLOCK_A=block_a, BLOCK_B=bucket(max(count_b, num_prefix)), BLOCK_R=bucket(r, 256),
+        num_warps=4 if block_a == 64 else 8, **sized,
+    )  # fmt: skip
     return layout
 
 

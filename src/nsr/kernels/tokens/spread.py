@@ -143,10 +143,10 @@ def _restore(x: Tensor, codes: list[Tensor], groups: list[Tensor], decoder: Tens
     (batch, last, width), code = x.shape, decoder.shape[1]
     patches = groups[0].shape[1] - num_prefix
     out = x.new_empty(batch, patches, width)
-    kernel[(triton.cdiv(patches, 32), batch)](
+    kernel[(triton.cdiv(patches, 16), batch)](
         x, tuple(c.contiguous() for c in codes), tuple(groups), tuple(c.shape[1] for c in codes), decoder.contiguous(),
         out, num_prefix, patches, last, EVENTS=len(codes), WIDTH=width, CODE=code,
-        BLOCK_D=max(16, triton.next_power_of_2(width)), BLOCK_C=max(16, triton.next_power_of_2(code)), BLOCK_P=32,
+        BLOCK_D=max(16, triton.next_power_of_2(width)), BLOCK_C=max(16, triton.next_power_of_2(code)), BLOCK_P=16,
         num_warps=4,
     )  # fmt: skip
     return out

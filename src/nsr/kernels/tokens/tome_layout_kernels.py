@@ -1,6 +1,6 @@
 """ToMe's groups from the best partner of each token: the ``r`` best pairs, and their groups laid out in one program.
 
-Where one tile holds all scores of a sample, that program finds the partners too, from the keys.
+Where tokens are few, that program finds the partners too, from the keys.
 """
 
 # A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
@@ -20,7 +20,7 @@ def highest(score, inside, r):
     # bits of floats, reordered so that they compare as unsigned numbers
     key = tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True)
     key = tl.where(inside, key, 0)
-    if score.shape[0] <= 64:
+    if score.shape[0] <= 128:
         return inside & (count_ahead(key) < r)
     else:
         return highest_keys(key, inside, r)
@@ -272,29 +272,35 @@ def match_few(
     LOW: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    TILE_B: tl.constexpr,
     SIZED: tl.constexpr,
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """ToMe's groups from the keys, where one tile has room for every a and every b. One program a sample."""
+    """ToMe's groups from the keys, where they are few. One program a sample."""
     sample = tl.program_id(0).to(tl.int64)
     x_ptr += sample * x_batch
     i = tl.arange(0, BLOCK_A)
-    j = tl.arange(0, BLOCK_B)
     d = tl.arange(0, BLOCK_D)
     in_a = i < count_a
-    in_b = j < count_b
     a = grid_terms(x_ptr, x_head, x_row, heads, inverse_heads, first_a + 2 * i, in_a, d, LOW, WIDTH)
-    b = grid_terms(x_ptr, x_head, x_row, heads, inverse_heads, first_b + 2 * j, in_b, d, LOW, WIDTH)
-    zeros = tl.zeros([BLOCK_A, BLOCK_B], tl.float32)
-    cosine = rounded_cosine(grid_products((zeros, zeros, zeros), a, b), LOW)
-    cosine = tl.where(cosine != cosine, float("inf"), cosine)
-    cosine = tl.where(in_b[None, :], cosine, float("-inf"))
-    best = tl.max(cosine, 1)
-    partner = tl.min(tl.where(cosine == best[:, None], j[None, :], count_b - 1), 1)
-    score = tl.where(in_a, best, float("-inf"))
+    zeros = tl.zeros([BLOCK_A, TILE_B], tl.float32)
+    score = tl.full([BLOCK_A], float("-inf"), tl.float32)
+    partner = tl.zeros([BLOCK_A], tl.int32)
+    for begin in range(0, count_b, TILE_B):
+        j = begin + tl.arange(0, TILE_B)
+        in_b = j < count_b
+        b = grid_terms(x_ptr, x_head, x_row, heads, inverse_heads, first_b + 2 * j, in_b, d, LOW, WIDTH)
+        cosine = rounded_cosine(grid_products((zeros, zeros, zeros), a, b), LOW)
+        cosine = tl.where(cosine != cosine, float("inf"), cosine)
+        cosine = tl.where(in_b[None, :], cosine, float("-inf"))
+        best = tl.max(cosine, 1)
+        first = tl.min(tl.where(cosine == best[:, None], j[None, :], count_b - 1), 1)
+        partner = tl.where(best > score, first, partner)
+        score = tl.maximum(best, score)
+    score = tl.where(in_a, score, float("-inf"))
     lay_out_matches(
         score, partner, sample,
         size_ptr, group_ptr, share_ptr, order_ptr, start_ptr, total_ptr, member_ptr, member_group_ptr, slot_ptr,

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nsr.kernels import tokens as kernels
+from nsr.kernels.tokens import linear
 from nsr.tokens import MPM, MergedViT, MergePlan, PiToMe, TokenBranch, TokenResidual, ToMe, host
 from nsr.tokens.attention import biased_attention_reference, sized_attention
 from nsr.tokens.branch import EventCodes, spread_codes
@@ -390,7 +391,8 @@ def check_beside() -> None:
 
 def check_linear() -> None:
     """Layers with their norm, activation and addition are one after the other, rounded as often."""
-    for rows, width in ((37, 24), (70, 40), (33, 64), (9000, 16)):
+    for rows, width, many in ((37, 24, 8192), (70, 40, 8192), (33, 80, 8192), (150, 16, 64), (150, 80, 64)):
+        linear._MANY = many  # so that few rows are cut as many are
         layers = [torch.nn.LayerNorm(width), torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)]
         norm, first, second = (layer.requires_grad_(False) for layer in layers)
         norm.weight.normal_()

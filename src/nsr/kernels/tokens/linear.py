@@ -53,12 +53,14 @@ def linear_add(x: Tensor, a: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     out = torch.empty_like(x)
     outputs, width = weight.shape
     rows = x.numel() // outputs
-    block_m, block_n, tail_n, warps = (128 if rows >= _MANY else 32), 64, 0, 4
-    if rows >= _MANY and width > WIDEST:  # long rows are read once, not once for every 64 columns
+    many, long = rows >= _MANY, width > WIDEST
+    block_m, block_n, tail_n, warps = 128 if many else 32, 64, 0, 4
+    if many and long:  # long rows are read once, not once for every 64 columns
         (block_n, tail_n), warps = two_powers(outputs), 8
     kernel[(triton.cdiv(rows, block_m), triton.cdiv(outputs, block_n + tail_n))](
         a, weight.contiguous(), bias.contiguous(), x, out, rows, WIDTH=width, OUT=outputs,
-        BLOCK_M=block_m, BLOCK_N=block_n, TAIL_N=tail_n, BLOCK_K=64, num_warps=warps, num_stages=3,
+        BLOCK_M=block_m, BLOCK_N=block_n, TAIL_N=tail_n,
+        BLOCK_K=128 if long and not many else 64, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return out
 

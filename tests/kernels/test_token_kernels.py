@@ -17,8 +17,16 @@ CHECKS = Path(__file__).with_name("token_checks.py")
 GROUPS = [
     ("check_tome", "check_descending"),
     ("check_features", "check_pitome", "check_mpm"),
-    ("check_merge", "check_merge_gradient", "check_residual_gradient", "check_spread", "check_unmerge"),
+    (
+        "check_merge",
+        "check_merge_gradient",
+        "check_residual_gradient",
+        "check_spread",
+        "check_unmerge",
+        "check_restore",
+    ),
     ("check_attention", "check_half_attention", "check_beside"),
+    ("check_linear", "check_half_block"),
     ("check_tome_model", "check_pitome_model", "check_mpm_model"),
 ]
 
@@ -72,6 +80,8 @@ def test_operators_describe_their_outputs_to_the_compiler() -> None:
         group = kernels.tome_layout(metric.unsqueeze(1), None, 6, 1).group
         layout = kernels.lay_out(group, torch.empty(2, 21), 15)
         merged = kernels.merge(metric, layout)
+        hidden = kernels.norm_linear(metric, *(torch.empty(16) for _ in "wb"), 1e-6, torch.empty(40, 16), metric, True)
+        added = kernels.linear_add(metric, hidden, torch.empty(16, 40), metric)
         attended = kernels.attention(torch.empty(2, 21, 3, 4, 16), torch.empty(2, 21))
         restored = kernels.unmerge(merged, [layout], 1)
         codes = kernels.spread([torch.empty(2, 21, 8)], [layout], 1)
@@ -80,6 +90,8 @@ def test_operators_describe_their_outputs_to_the_compiler() -> None:
     assert [part.shape for part in layout[1:]] == [(2, 21), (2, 21), (2, 16), (2, 15), (2, 0), (2, 0), (2, 0)]
     assert merged.shape == (2, 15, 16)
     assert merged.dtype == torch.bfloat16
+    assert hidden.shape == (2, 21, 40)
+    assert added.shape == metric.shape
     assert attended.shape == (2, 21, 4, 16)
     assert restored.shape == (2, 20, 16)
     assert codes.shape == (2, 20, 8)

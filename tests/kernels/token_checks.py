@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nsr.kernels import tokens as kernels
-from nsr.tokens import MPM, MergedViT, MergePlan, PiToMe, TokenBranch, TokenResidual, ToMe
+from nsr.kernels.tokens import linear
+from nsr.tokens import MPM, MergedViT, MergePlan, PiToMe, TokenBranch, TokenResidual, ToMe, host
 from nsr.tokens.attention import biased_attention_reference, sized_attention
 from nsr.tokens.branch import EventCodes, spread_codes
 from nsr.tokens.matching import descending
@@ -69,7 +70,16 @@ def both(make: Callable[[], MergePlan | None]) -> None:
 
 
 def check_tome() -> None:
-    for length, r, prefix in ((2, 1, 1), (9, 4, 0), (71, 20, 1), (135, 67, 1), (40, 10, 3), (12, 40, 5)):
+    for length, r, prefix in (
+        (2, 1, 1),
+        (9, 4, 0),
+        (71, 20, 1),
+        (135, 67, 1),
+        (257, 100, 1),
+        (300, 90, 1),
+        (40, 10, 3),
+        (12, 40, 5),
+    ):
         size = torch.randint(1, 9, (2, length)).float()
         for metric in metrics(2, length):
             both(partial(tome_plan, metric, r, size=size, num_prefix=prefix))
@@ -291,6 +301,23 @@ def check_unmerge() -> None:
         assert (grads[0] - grads[1]).norm() <= (1e-6 if kind == torch.float32 else 0.02) * grads[1].norm()
 
 
+def check_restore() -> None:
+    """Both ways back to the patches at once are one after the other."""
+    length, events = 70, []
+    for r in (20, 11, 9):
+        with kernels.token_kernels(True):
+            plan = tome_plan(torch.randn(2, length, 16), r, num_prefix=2)
+        assert plan is not None
+        events.append(EventCodes(torch.randn(2, length, 20).bfloat16(), plan))
+        length -= r
+    x, decoder = torch.randn(2, length, 24).bfloat16(), torch.randn(24, 20).bfloat16()
+    layouts = [event.plan.layout for event in events]
+    fast = kernels.restore(x, [event.codes for event in events], layouts, decoder, 2)  # type: ignore[misc, arg-type]
+    decoded = (spread_codes(events, 2).float() @ decoder.float().T).bfloat16()
+    expected = kernels.unmerge(x, layouts, 2) + decoded  # type: ignore[arg-type]
+    assert (fast.float() - expected.float()).norm() <= 0.01 * expected.float().norm()
+
+
 def check_attention() -> None:
     attention_equals_its_reference(torch.float32, 1e-5)
 
@@ -360,6 +387,48 @@ def check_beside() -> None:
             assert torch.equal(empty, expected.member < 0)
             for mine, other in zip(layout, expected, strict=True):
                 assert torch.equal(mine, other) or torch.equal(mine[~empty], other[~empty])
+
+
+def check_linear() -> None:
+    """Layers with their norm, activation and addition are one after the other, rounded as often."""
+    for rows, width, many in ((37, 24, 8192), (70, 40, 8192), (33, 80, 8192), (150, 16, 64), (150, 80, 64)):
+        linear._MANY = many  # so that few rows are cut as many are
+        layers = [torch.nn.LayerNorm(width), torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)]
+        norm, first, second = (layer.requires_grad_(False) for layer in layers)
+        norm.weight.normal_()
+        x = torch.randn(1, rows, width) + 2.0
+        for kind, bound in ((torch.float16, 2e-3), (torch.bfloat16, 1.5e-2)):
+            given = x.to(kind)
+            for gelu in (False, True):
+                expected = first(norm(given.float()))
+                expected = functional.gelu(expected) if gelu else expected
+                args = (norm.weight.to(kind), norm.bias.to(kind), norm.eps, first.weight.to(kind), first.bias.to(kind))
+                hidden = kernels.norm_linear(given, *args, gelu)
+                assert hidden.dtype == kind
+                assert (hidden - expected).norm() <= bound * expected.norm()
+            expected = given.float() + second(hidden.float())
+            out = kernels.linear_add(given, hidden, second.weight.to(kind), second.bias.to(kind))
+            assert out.dtype == kind
+            assert (out - expected).norm() <= bound * expected.norm()
+
+
+@torch.no_grad()
+def check_half_block() -> None:
+    """A whole block in half precision: the plan is that of its own keys, the values are those of the plain layers."""
+    block = timm.create_model("deit_tiny_patch16_224", depth=1, embed_dim=48).blocks[0].eval().bfloat16()
+    x, size = torch.randn(2, 45, 48).bfloat16(), torch.randint(1, 9, (2, 45)).float()
+    with kernels.token_kernels(True):
+        fast = host.attention_half(block, x, size, None, kernels.Matching(12, 1, size))
+        plan = tome_plan(fast.keys, 12, size=size)
+        fast_out = host.mlp_half(block, fast.x)
+    with kernels.token_kernels(False):
+        plain = host.attention_half(block, x, size, None)
+        plain_out = host.mlp_half(block, fast.x)
+    assert plan is not None
+    assert fast.layout is not None
+    assert torch.equal(fast.layout.group, plan.group)
+    for mine, expected in ((fast.x, plain.x), (fast.keys, plain.keys), (fast_out, plain_out)):
+        assert (mine.float() - expected.float()).norm() <= 0.01 * expected.float().norm()
 
 
 def check_tome_model() -> None:

@@ -71,17 +71,18 @@ def test_captured_equals_the_model(merger: ToMe | MPM) -> None:
 
 
 @pytest.mark.gpu
-def test_captured_in_half_precision_matches_beside_attention() -> None:
+@pytest.mark.parametrize("size", [224, 384], ids=["few tokens", "many tokens"])
+def test_captured_in_half_precision_matches_beside_attention(size: int) -> None:
     """The graph has two branches at every merge; the model itself runs one after the other."""
     torch.manual_seed(0)
-    backbone = timm.create_model("deit_tiny_patch16_224", depth=4, num_classes=0)
+    backbone = timm.create_model("deit_tiny_patch16_224", img_size=size, depth=4, num_classes=0)
     model = Segmenter(MergedViT(backbone, ToMe(r=29), TokenResidual()), 5).eval().requires_grad_(False)
     for parameter in (*model.vit.branches.parameters(), *model.vit.spatial.parameters()):  # type: ignore[union-attr]
         parameter.normal_(std=0.3)
     model = model.cuda().bfloat16()
-    fast = optimize(model, 4, 224, compiled=False)
+    fast = optimize(model, 4, size, compiled=False)
     for _ in range(5):
-        image = torch.randn(4, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+        image = torch.randn(4, 3, size, size, device="cuda", dtype=torch.bfloat16)
         with torch.no_grad():
             expected = model(image)
         difference = (fast(image) - expected).float().norm() / expected.float().norm()

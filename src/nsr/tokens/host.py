@@ -7,12 +7,13 @@ through its own sub-modules, so LayerScale, DropPath, q/k norms, gates and dropo
 from typing import NamedTuple
 
 import torch
-from timm.layers import PatchDropout, PatchEmbed
+from timm.layers import Mlp, PatchDropout, PatchEmbed
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nsr.kernels.tokens import GroupLayout, Matching, attend_beside, use_kernels
+from nsr.kernels import tokens as kernels
+from nsr.kernels.tokens import GroupLayout, Matching
 from nsr.tokens.attention import biased_attention, key_bias, sized_attention
 
 
@@ -130,7 +131,7 @@ def _embed_patches(embed: PatchEmbed, image: Tensor) -> Tensor:
     cuDNN's convolution of 3 channels with stride 16 in half precision takes several times as long.
     """
     proj, (height, width) = embed.proj, embed.patch_size
-    if not use_kernels(image, proj.weight) or not embed.flatten or embed.dynamic_img_pad:
+    if not kernels.use_kernels(image, proj.weight) or not embed.flatten or embed.dynamic_img_pad:
         return embed(image)
     patches = image.unflatten(3, (-1, width)).unflatten(2, (-1, height)).permute(0, 2, 4, 1, 3, 5)
     return embed.norm(F.linear(patches.flatten(3).flatten(1, 2), proj.weight.flatten(1), proj.bias))
@@ -141,13 +142,13 @@ class Attended(NamedTuple):
 
     Attributes:
         x: ``x + attn(norm1(x))``, ``[B, N, D]``.
-        normed: ``norm1(x)``, ``[B, N, D]``.
+        normed: ``norm1(x)``, ``[B, N, D]``; ``None`` where a kernel had it in its registers alone.
         keys: ``[B, H, N, d_h]``, after any k-norm.
         layout: The groups that these keys make, where they were matched beside the attention.
     """
 
     x: Tensor
-    normed: Tensor
+    normed: Tensor | None
     keys: Tensor
     layout: GroupLayout | None = None
 
@@ -160,27 +161,46 @@ def attention_half(
     Where ``matching`` is given and the kernels can, the keys are matched meanwhile.
     """
     assert isinstance(block.attn, Attention)
+    attn = block.attn
+    if matching is not None and valid is None and has_plain_parts(block) and _in_half_precision(x, attn.proj):
+        qkv = norm_linear(x, block.norm1, attn.qkv, None).reshape(*x.shape[:2], 3, attn.num_heads, -1)
+        x, layout = kernels.attend_beside(x, qkv, size, attn.proj.weight, attn.proj.bias, matching)
+        return Attended(x, None, qkv[:, :, 1].transpose(1, 2), layout)
     normed = block.norm1(x)
-    if matching is not None and valid is None and _can_match(block, x, normed):
-        qkv, proj = _qkv(block.attn, normed), block.attn.proj
-        x, layout = attend_beside(x, qkv, size, proj.weight, proj.bias, matching)
-        return Attended(x, normed, qkv[:, :, 1].transpose(1, 2), layout)
-    out, keys = _attend(block.attn, normed, size, valid)
+    out, keys = _attend(attn, normed, size, valid)
     return Attended(x + block.drop_path1(block.ls1(out)), normed, keys)
 
 
 def mlp_half(block: Block, x: Tensor) -> Tensor:
     """``x + mlp(norm2(x))``."""
-    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+    mlp: nn.Module = block.mlp
+    plain = has_plain_parts(block) and isinstance(getattr(mlp, "norm", None), nn.Identity)
+    if type(mlp) is not Mlp or not plain or not _has_kernel(x, mlp.fc2):
+        return x + block.drop_path2(block.ls2(mlp(block.norm2(x))))
+    hidden = norm_linear(x, block.norm2, mlp.fc1, mlp.act)
+    return kernels.linear_add(x, hidden, mlp.fc2.weight, mlp.fc2.bias)
 
 
-def _can_match(block: Block, x: Tensor, normed: Tensor) -> bool:
-    """Whether the block is nothing but its layers, all in one half precision, and nobody wants a gradient."""
-    assert isinstance(block.attn, Attention)
-    proj = block.attn.proj
-    plain = has_plain_parts(block) and type(proj) is nn.Linear and not block.training
-    half = x.dtype == normed.dtype == proj.weight.dtype in (torch.float16, torch.bfloat16)
-    return plain and half and not torch.is_grad_enabled() and use_kernels(x)
+def norm_linear(x: Tensor, norm: nn.Module, linear: nn.Module, act: nn.Module | None = None) -> Tensor:
+    """``act(linear(norm(x)))``; as one kernel where it can be."""
+    known = isinstance(norm, nn.LayerNorm) and norm.weight is not None and norm.bias is not None
+    gelu = type(act) is nn.GELU and act.approximate == "none"
+    if known and (gelu or act is None) and _has_kernel(x, linear):
+        return kernels.norm_linear(x, norm.weight, norm.bias, norm.eps, linear.weight, linear.bias, gelu)
+    out = linear(norm(x))
+    return out if act is None else act(out)
+
+
+def _in_half_precision(x: Tensor, linear: nn.Module) -> bool:
+    """Whether a layer and its input are in one half precision, on a device with kernels, and want no gradient."""
+    half = type(linear) is nn.Linear and x.dtype == linear.weight.dtype in (torch.float16, torch.bfloat16)
+    half = half and not torch.is_autocast_enabled(x.device.type)
+    return half and not torch.is_grad_enabled() and kernels.use_kernels(x)
+
+
+def _has_kernel(x: Tensor, linear: nn.Module) -> bool:
+    """Whether the kernels have this layer: on a narrow stream ``x``, under the same conditions."""
+    return x.shape[-1] <= kernels.WIDEST and _in_half_precision(x, linear) and linear.bias is not None
 
 
 def _qkv(attn: Attention, x: Tensor) -> Tensor:

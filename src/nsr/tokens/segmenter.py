@@ -40,7 +40,8 @@ class Segmenter(nn.Module):
     def patch_logits(self, image: Tensor) -> Tensor:
         """Logits at the resolution of the patch grid, ``[B, K, h, w]``: what a loss at low resolution wants."""
         grid = host.grid_of(self.vit.backbone, image)
-        return self.head(self.norm(self.vit.forward_patches(image))).transpose(1, 2).unflatten(2, grid)
+        logits = host.norm_linear(self.vit.forward_patches(image), self.norm, self.head)
+        return logits.transpose(1, 2).unflatten(2, grid)
 
     def sliding_window(self, image: Tensor, window: tuple[int, int], stride: tuple[int, int], batch: int = 8) -> Tensor:
         """Logits for images larger than the window: overlapping windows, averaged where they overlap.

@@ -204,12 +204,22 @@ class MergedViT(nn.Module):
         if state.token_of_patch is None:
             return x[:, self.num_prefix_tokens :]
         layouts = [event.plan.layout for event in state.codes if event.plan.layout is not None]
-        if layouts and len(layouts) == len(state.codes) and x.dtype != torch.float64:
+        codes = [event.codes for event in state.codes if event.codes is not None]
+        spatial = self.spatial if self.spatial is not None and self.spatial.enabled and codes else None
+        laid_out = bool(layouts) and len(layouts) == len(state.codes) and x.dtype != torch.float64
+        if (
+            laid_out
+            and spatial is not None
+            and len(codes) == len(layouts)
+            and _at_once(x, *codes, *spatial.parameters())
+        ):
+            return kernels.restore(x, codes, layouts, spatial.decoder.weight, self.num_prefix_tokens)
+        if laid_out:
             patches = kernels.unmerge(x, layouts, self.num_prefix_tokens)
         else:
             patches = x.gather(1, state.token_of_patch.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-        if self.spatial is not None and self.spatial.enabled and any(event.codes is not None for event in state.codes):
-            patches = patches + self.spatial(spread_codes(state.codes, self.num_prefix_tokens)).to(patches.dtype)
+        if spatial is not None:
+            patches = patches + spatial(spread_codes(state.codes, self.num_prefix_tokens)).to(patches.dtype)
         return patches
 
     def _step(self, index: int, state: TokenState, grid: tuple[int, int], observe: Observer | None) -> TokenState:
@@ -314,6 +324,16 @@ def merge_sites(merger: MergeRule, depth: int, patches: int) -> list[int]:
             sites.append(block)
         patches -= count or 0
     return sites
+
+
+def _at_once(*tensors: Tensor) -> bool:
+    """Whether one kernel can work on these: all in one half precision, and nobody wants a gradient."""
+    kind = tensors[0].dtype
+    return (
+        kind in (torch.float16, torch.bfloat16)
+        and all(tensor.dtype == kind for tensor in tensors)
+        and not kernels.needs_grad(*tensors)
+    )
 
 
 def _text(grid: tuple[int, int]) -> str:

@@ -47,21 +47,24 @@ def fold_keys(
     WEIGHTED: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Attend to the keys from ``begin`` to ``end``; ``WHOLE`` says that all tiles of them are full."""
+    """Attend to the keys from ``begin`` to ``end``; ``WHOLE`` says that all tiles of them are full.
+
+    ``top`` is not scaled: scaling and subtracting it are then one instruction a score.
+    """
     top, mass, total = state
     d = tl.arange(0, BLOCK_D)
     for first in range(begin, end, BLOCK_K):
         j = first + tl.arange(0, BLOCK_K)
         k = load_tile(k_ptr, j, x_row, length, d, WIDTH, BLOCK_D, WHOLE)
         v = load_tile(v_ptr, j, x_row, length, d, WIDTH, BLOCK_D, WHOLE)
-        score = dot(q, tl.trans(k), "ieee") * scale
+        score = dot(q, tl.trans(k), "ieee")
         if not WHOLE:
             score = tl.where((j < length)[None, :], score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp2(score - new_top[:, None])
+        weight = tl.exp2(score * scale - (new_top * scale)[:, None])
         if WEIGHTED:
             weight *= tl.load(weight_ptr + j, mask=j < length, other=0.0)[None, :]
-        fade = tl.exp2(top - new_top)
+        fade = tl.exp2((top - new_top) * scale)
         total = total * fade[:, None] + dot(weight.to(v_ptr.dtype.element_ty), v, "ieee")
         mass = mass * fade + tl.sum(weight, 1)
         top = new_top
@@ -126,7 +129,7 @@ def attend(
         total = tl.where((i < end)[:, None], total, 0.0)
     total /= mass[:, None]
     if LEVELLED:
-        tl.store(level_ptr + tl.program_id(1).to(tl.int64) * length + i, top + tl.log2(mass), mask=i < length)
+        tl.store(level_ptr + tl.program_id(1).to(tl.int64) * length + i, top * scale + tl.log2(mass), mask=i < length)
     # shape: [B, N, H, d_h], which the output projection reads without a copy
     at = ((sample * length + i) * heads + head)[:, None] * WIDTH + d[None, :]
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=(i < length)[:, None] & (d < WIDTH)[None, :])

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from nsr.kernels.tokens.attention import _attention
 from nsr.kernels.tokens.layout import GroupLayout
+from nsr.kernels.tokens.linear import WIDEST, linear_add
 from nsr.kernels.tokens.match import _tome_layout, _tome_layout_like
 
-_WIDEST = 256  # beyond it the libraries' products are better
 _streams = threading.local()
 
 
@@ -87,24 +87,9 @@ def _attend(x: Tensor, qkv: Tensor, weight: Tensor | None, proj: Tensor, proj_bi
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     else:
         attended = _attention(qkv, weight, None, False)[0].flatten(2)
-    if proj_bias is None or attended.shape[-1] > _WIDEST:
+    if proj_bias is None or attended.shape[-1] > WIDEST:
         return x + F.linear(attended, proj, proj_bias)
-    return _project_add(x.contiguous(), attended.contiguous(), proj.contiguous(), proj_bias.contiguous())
-
-
-def _project_add(x: Tensor, a: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``x + W a + b``: ``[B, N, D], [B, N, E] -> [B, N, D]``."""
-    import triton
-
-    from nsr.kernels.tokens.projection_kernels import project_add
-
-    out = torch.empty_like(x)
-    rows, (outputs, width) = x.shape[0] * x.shape[1], weight.shape
-    block_m = 128 if rows >= 8192 else 32
-    project_add[(triton.cdiv(rows, block_m), triton.cdiv(outputs, 64))](
-        a, weight, bias, x, out, rows, WIDTH=width, OUT=outputs, BLOCK_M=block_m, BLOCK_N=64, BLOCK_K=64, num_warps=4
-    )
-    return out
+    return linear_add(x, attended, proj, proj_bias)
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:

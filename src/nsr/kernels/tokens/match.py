@@ -13,6 +13,7 @@ from torch import Tensor
 from nsr.kernels.tokens.layout import GroupLayout, bucket, empty_layout
 
 _FEW = 2048  # rows of scores that leave multiprocessors idle in tiles of 64: smaller ones, and longer steps
+_ONE_PROGRAM = 128  # pairs of a sample that one program matches faster than three kernels do
 
 
 @torch.library.custom_op("nsr::split_features", mutates_args=())
@@ -25,14 +26,10 @@ def split_features(x: Tensor) -> Tensor:
 
     from nsr.kernels.tokens.match_kernels import split_features as kernel
 
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    batch, heads, length, width = x.shape
+    batch, _, length, width = x.shape
     terms = x.new_empty(batch, length, 2, width, dtype=torch.float16)
-    kernel[(triton.cdiv(length, 16), batch)](
-        x, terms, x.stride(0), x.stride(1), x.stride(2), heads, 1 / heads, length,
-        LOW=low_bits(width), WIDTH=width, BLOCK_D=triton.next_power_of_2(width), BLOCK_N=16, num_warps=4,
-        enable_fp_fusion=False,  # a product is rounded before anything is added to it
-    )  # fmt: skip
+    grid = (triton.cdiv(length, 16), batch)
+    kernel[grid](*_of_heads(x), terms, length, BLOCK_N=16, num_warps=4, **_features(width))
     return terms
 
 
@@ -147,7 +144,7 @@ def _(score: Tensor) -> Tensor:
 
 
 def tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -> GroupLayout:
-    """ToMe's merge of ``r`` tokens, keys to layout in three kernels.
+    """ToMe's merge of ``r`` tokens, keys to layout in three kernels, in one where there are few tokens.
 
     The plan is that of :func:`nsr.tokens.tome.tome_plan`.
 
@@ -162,23 +159,30 @@ def tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) ->
 
 @torch.library.custom_op("nsr::tome_layout", mutates_args=())
 def _tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -> list[Tensor]:
+    from nsr.kernels.tokens.tome_layout_kernels import match_few, tome_layout
 
-    from nsr.kernels.tokens.tome_layout_kernels import tome_layout as kernel
-
-    batch, _, length, _ = metric.shape
+    batch, _, length, width = metric.shape
     first_a, first_b = num_prefix + (num_prefix > 0), num_prefix + (num_prefix == 0)
     count_a, count_b = (length - first_a + 1) // 2, (length - first_b + 1) // 2
     assert length < 1 << 15, "both ends of a match share one 32-bit number"
-    best, partner = best_match(split_features(metric), None, None, first_a, count_a, first_b, count_b, 2, False)
     layout = list(_tome_layout_like(metric, r))
-    keys, counts = (partner.new_empty(batch, count, dtype=torch.int32) for count in (r, count_b))
+    room = [layout[0].new_empty(batch, count, dtype=torch.int32) for count in (r, count_b)]
+    weighed = layout[1] if size is None else size.float().contiguous()
+    shared = (weighed, *layout, *room, length, count_a, count_b, first_a, first_b, num_prefix, r)
+    sized = {"SIZED": size is not None, "BLOCK_C": 16}
+    most = max(count_a, count_b, num_prefix)
+    if most <= _ONE_PROGRAM and width <= 64:
+        block = 64 if most <= 64 else _ONE_PROGRAM
+        match_few[(batch,)](
+            *_of_heads(metric), *shared, TILE_B=64, BLOCK_A=block, BLOCK_B=block, BLOCK_R=block,
+            num_warps=block // 16, **sized, **_features(width),
+        )  # fmt: skip
+        return layout
+    best, partner = best_match(split_features(metric), None, None, first_a, count_a, first_b, count_b, 2, False)
     block_a = bucket(count_a)
-    kernel[(batch,)](
-        best, partner, best if size is None else size.float().contiguous(), *layout, keys, counts,
-        length, count_a, count_b, first_a, first_b, num_prefix, r,
-        SIZED=size is not None,
-        BLOCK_A=block_a, BLOCK_B=bucket(max(count_b, num_prefix)), BLOCK_R=bucket(r, 256),
-        BLOCK_C=16, num_warps=4 if block_a == 64 else 8,
+    tome_layout[(batch,)](
+        best, partner, *shared, BLOCK_A=block_a, BLOCK_B=bucket(max(count_b, num_prefix)), BLOCK_R=bucket(r, 256),
+        num_warps=4 if block_a == 64 else 8, **sized,
     )  # fmt: skip
     return layout
 
@@ -197,6 +201,24 @@ def _tome_layout_like(metric: Tensor, r: int) -> GroupLayout:
 def low_bits(width: int) -> int:
     """Bits of the finer term of grid features of this width: as many as keep the sums exact."""
     return min(11, 13 - math.ceil(math.log2(width) / 2))
+
+
+def _of_heads(x: Tensor) -> tuple[Any, ...]:
+    """What kernels that make features take: where the heads are, how many, and one over it."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return x, x.stride(0), x.stride(1), x.stride(2), x.shape[1], 1 / x.shape[1]
+
+
+def _features(width: int) -> dict[str, Any]:
+    """How those kernels are compiled."""
+    import triton
+
+    return {
+        "LOW": low_bits(width),
+        "WIDTH": width,
+        "BLOCK_D": max(16, triton.next_power_of_2(width)),
+        "enable_fp_fusion": False,  # a product is rounded before anything is added to it
+    }
 
 
 def _tile(terms: Tensor) -> dict[str, Any]:

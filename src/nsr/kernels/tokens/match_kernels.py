@@ -18,12 +18,12 @@ EPS = tl.constexpr(1e-6)
 @triton.jit(do_not_specialize=["heads", "length"])
 def split_features(
     x_ptr,
-    terms_ptr,
     x_batch,
     x_head,
     x_row,
     heads,
     inverse_heads,
+    terms_ptr,
     length,
     LOW: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -34,21 +34,33 @@ def split_features(
     sample = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
-    mask = (i < length)[:, None] & (d < WIDTH)[None, :]
-    at = sample * x_batch + i.to(tl.int64)[:, None] * x_row + d[None, :]
-    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    inside = i < length
+    high, low = grid_terms(x_ptr + sample * x_batch, x_head, x_row, heads, inverse_heads, i, inside, d, LOW, WIDTH)
+    mask = inside[:, None] & (d < WIDTH)[None, :]
+    row = terms_ptr + ((sample * length + i) * (2 * WIDTH))[:, None] + d[None, :]
+    tl.store(row, high, mask=mask)
+    tl.store(row + WIDTH, low, mask=mask)
+
+
+@triton.jit
+def grid_terms(x_ptr, x_head, x_row, heads, inverse_heads, token, inside, d, LOW: tl.constexpr, WIDTH: tl.constexpr):
+    """Both terms of the unit features of some tokens, ``[token, d]``: of the mean over heads, all channels of it.
+
+    A product is rounded before anything is added to it, so kernels that call this are compiled without fused ones.
+    """
+    mask = inside[:, None] & (d < WIDTH)[None, :]
+    at = x_ptr + token.to(tl.int64)[:, None] * x_row + d[None, :]
+    x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     for head in range(1, heads):
-        x += tl.load(x_ptr + at + head * x_head, mask=mask, other=0.0).to(tl.float32)
+        x += tl.load(at + head * x_head, mask=mask, other=0.0).to(tl.float32)
     if heads > 1:
         x = (x * inverse_heads).to(x_ptr.dtype.element_ty).to(tl.float32)
     wide = x.to(tl.float64)
     length_of = tl.maximum(tl.sqrt(tl.sum(wide * wide, 1)), EPS)
-    scale = (tl.full([BLOCK_N], 2.0 ** (11 + LOW), tl.float64) / length_of).to(tl.float32)
+    scale = (tl.full([token.shape[0]], 2.0 ** (11 + LOW), tl.float64) / length_of).to(tl.float32)
     value = to_nearest(x * scale[:, None])
     high = to_nearest(value * 2.0**-LOW)
-    row = terms_ptr + ((sample * length + i) * (2 * WIDTH))[:, None] + d[None, :]
-    tl.store(row, high.to(tl.float16), mask=mask)
-    tl.store(row + WIDTH, (value - high * 2.0**LOW).to(tl.float16), mask=mask)
+    return high.to(tl.float16), (value - high * 2.0**LOW).to(tl.float16)
 
 
 @triton.jit
@@ -115,6 +127,12 @@ def score_tile(
             state = grid_products(state, first, b)
         else:
             state = grid_products(state, load_terms(terms_ptr, token_a, inside_a, c, WIDTH), b)
+    return rounded_cosine(state, LOW)
+
+
+@triton.jit
+def rounded_cosine(state, LOW: tl.constexpr):
+    """The number that three exact sums make, correctly rounded."""
     coarse, mixed, fine = state
     # What a rounding loses is found exactly and added again, so that only the last one counts.
     high = coarse * 4.0**LOW

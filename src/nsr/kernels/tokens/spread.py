@@ -122,6 +122,42 @@ def _differentiate_unmerge(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 _unmerge.register_autograd(_differentiate_unmerge, setup_context=_save)
 
 
+def restore(
+    x: Tensor, codes: Sequence[Tensor], layouts: Sequence[GroupLayout], decoder: Tensor, num_prefix: int
+) -> Tensor:
+    """:func:`unmerge` of ``x`` plus ``W_sp`` :func:`spread` of ``codes``, in one half precision; takes no gradient.
+
+    Shapes:
+        ``x``: ``[B, N, D]``; ``codes``: ``[B, N_e, R]`` each; ``decoder``: ``[D, R]``; result ``[B, N0, D]``.
+    """
+    return _restore(x, list(codes), [layout.group for layout in layouts], decoder, num_prefix)
+
+
+@torch.library.custom_op("nsr::restore", mutates_args=())
+def _restore(x: Tensor, codes: list[Tensor], groups: list[Tensor], decoder: Tensor, num_prefix: int) -> Tensor:
+    import triton
+
+    from nsr.kernels.tokens.spread_kernels import restore as kernel
+
+    x = x.contiguous()
+    (batch, last, width), code = x.shape, decoder.shape[1]
+    patches = groups[0].shape[1] - num_prefix
+    out = x.new_empty(batch, patches, width)
+    kernel[(triton.cdiv(patches, 16), batch)](
+        x, tuple(c.contiguous() for c in codes), tuple(groups), tuple(c.shape[1] for c in codes), decoder.contiguous(),
+        out, num_prefix, patches, last, EVENTS=len(codes), WIDTH=width, CODE=code,
+        BLOCK_D=max(16, triton.next_power_of_2(width)), BLOCK_C=max(16, triton.next_power_of_2(code)), BLOCK_P=16,
+        num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@_restore.register_fake
+def _(x: Tensor, codes: list[Tensor], groups: list[Tensor], decoder: Tensor, num_prefix: int) -> Tensor:
+    compiler_log.shorten()
+    return x.new_empty(x.shape[0], groups[0].shape[1] - num_prefix, x.shape[2])
+
+
 def _sums_over_patches(grad: Tensor, orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> list[Tensor]:
     """The sum over the patches that each token covers, ahead of every event and after the last: ``[B, N_e, D]`` each.
 

@@ -1,4 +1,7 @@
-"""ToMe's groups from the best partner of each token: the ``r`` best pairs, and their groups laid out in one program."""
+"""ToMe's groups from the best partner of each token: the ``r`` best pairs, and their groups laid out in one program.
+
+Where tokens are few, that program finds the partners too, from the keys.
+"""
 
 # A kernel's arguments are pointers, numbers and blocks, which have no types to write down.
 # mypy: disable-error-code="no-untyped-def, assignment"
@@ -6,24 +9,41 @@
 import triton
 import triton.language as tl
 
-from nsr.kernels.tokens.match_kernels import load_scores
+from nsr.kernels.tokens.match_kernels import grid_products, grid_terms, load_scores, rounded_cosine
 
 
 @triton.jit
 def highest(score, inside, r):
-    """Which of a vector of scores are the ``r`` highest; among equals the first.
-
-    The ``r``-th highest is found two bits at a time, in up to 16 rounds of counting: fewer where ``r`` scores are set
-    off from the others earlier.
-    """
+    """Which of a vector of scores are the ``r`` highest; among equals the first."""
     # -0.0 + 0.0 is 0.0: equal scores get equal bits
     bits = (score + 0.0).to(tl.int32, bitcast=True)
     # bits of floats, reordered so that they compare as unsigned numbers
     key = tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True)
     key = tl.where(inside, key, 0)
+    if score.shape[0] <= 128:
+        return inside & (count_ahead(key) < r)
+    else:
+        return highest_keys(key, inside, r)
+
+
+@triton.jit
+def count_ahead(key):
+    """How many come ahead of each of a few keys in descending order."""
+    place = tl.arange(0, key.shape[0])
+    ahead = (key[None, :] > key[:, None]) | ((key[None, :] == key[:, None]) & (place[None, :] < place[:, None]))
+    return tl.sum(ahead.to(tl.int32), 1)
+
+
+@triton.jit
+def highest_keys(key, inside, r):
+    """Which of many keys are the ``r`` highest; among equals the first.
+
+    The ``r``-th highest is found two bits at a time, in up to 16 rounds of counting: fewer where ``r`` keys are set off
+    from the others earlier.
+    """
     threshold = tl.full([], 0, tl.uint32)
     unit = tl.full([], 1 << 30, tl.uint32)
-    count = tl.full([], score.shape[0], tl.int32)  # of the keys that reach the threshold
+    count = tl.full([], key.shape[0], tl.int32)  # of the keys that reach the threshold
     while (unit > 0) & (count != r):
         # three counts in one number
         reach = (key >= threshold + unit).to(tl.int64)
@@ -55,13 +75,11 @@ def load_size(size_ptr, token, inside, SIZED: tl.constexpr):
         return inside.to(tl.float32)
 
 
-@triton.jit(
-    do_not_specialize=["length", "count_a", "count_b", "first_a", "first_b", "num_prefix", "r"],
-    do_not_specialize_on_alignment=["size_ptr"],
-)
-def tome_layout(
-    best_ptr,
-    partner_ptr,
+@triton.jit
+def lay_out_matches(
+    score,
+    partner,
+    sample,
     size_ptr,
     group_ptr,
     share_ptr,
@@ -86,13 +104,12 @@ def tome_layout(
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """ToMe's groups from the best matches, laid out: the ``r`` most similar a join their b. One program a sample.
+    """Lay out ToMe's groups of one sample from the best match of each a: the ``r`` most similar a join their b.
 
     New order: prefix, the a that stay, all b. In the layout a b comes ahead of the a that joined it. ``key`` is room
     for the sources, which are sorted by counting, ``count`` for how many each b has. Sizes are counts, so their sums
     are exact in any order and may be atomic.
     """
-    sample = tl.program_id(0).to(tl.int64)
     num_groups = length - r
     kept = num_prefix + count_a - r
     size_ptr += sample * length
@@ -123,8 +140,7 @@ def tome_layout(
     i = tl.arange(0, BLOCK_A)
     in_a = i < count_a
     token_a = first_a + 2 * i
-    partner = tl.load(partner_ptr + sample * count_a + i, mask=in_a, other=0).to(tl.int32)
-    merges = highest(load_scores(best_ptr + sample * count_a, i, in_a), in_a, r)
+    merges = highest(score, in_a, r)
     merged = tl.cumsum(merges.to(tl.int32), 0)
     stays = num_prefix + i - merged
     store_alone(
@@ -177,6 +193,120 @@ def tome_layout(
     tl.store(slot_ptr + place, slot, mask=in_r)
     unfilled = r + tl.sum(joined, 0) + k
     tl.store(member_ptr + unfilled, tl.full([BLOCK_R], -1, tl.int32), mask=unfilled < 2 * r)
+
+
+@triton.jit(
+    do_not_specialize=["length", "count_a", "count_b", "first_a", "first_b", "num_prefix", "r"],
+    do_not_specialize_on_alignment=["size_ptr"],
+)
+def tome_layout(
+    best_ptr,
+    partner_ptr,
+    size_ptr,
+    group_ptr,
+    share_ptr,
+    order_ptr,
+    start_ptr,
+    total_ptr,
+    member_ptr,
+    member_group_ptr,
+    slot_ptr,
+    key_ptr,
+    count_ptr,
+    length,
+    count_a,
+    count_b,
+    first_a,
+    first_b,
+    num_prefix,
+    r,
+    SIZED: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """ToMe's groups from the best matches, laid out. One program a sample."""
+    sample = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK_A)
+    in_a = i < count_a
+    partner = tl.load(partner_ptr + sample * count_a + i, mask=in_a, other=0).to(tl.int32)
+    score = load_scores(best_ptr + sample * count_a, i, in_a)
+    lay_out_matches(
+        score, partner, sample,
+        size_ptr, group_ptr, share_ptr, order_ptr, start_ptr, total_ptr, member_ptr, member_group_ptr, slot_ptr,
+        key_ptr, count_ptr, length, count_a, count_b, first_a, first_b, num_prefix, r,
+        SIZED, BLOCK_A, BLOCK_B, BLOCK_R, BLOCK_C,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["length", "count_a", "count_b", "first_a", "first_b", "num_prefix", "r", "heads"],
+    do_not_specialize_on_alignment=["size_ptr"],
+)
+def match_few(
+    x_ptr,
+    x_batch,
+    x_head,
+    x_row,
+    heads,
+    inverse_heads,
+    size_ptr,
+    group_ptr,
+    share_ptr,
+    order_ptr,
+    start_ptr,
+    total_ptr,
+    member_ptr,
+    member_group_ptr,
+    slot_ptr,
+    key_ptr,
+    count_ptr,
+    length,
+    count_a,
+    count_b,
+    first_a,
+    first_b,
+    num_prefix,
+    r,
+    LOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE_B: tl.constexpr,
+    SIZED: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """ToMe's groups from the keys, where they are few. One program a sample."""
+    sample = tl.program_id(0).to(tl.int64)
+    x_ptr += sample * x_batch
+    i = tl.arange(0, BLOCK_A)
+    d = tl.arange(0, BLOCK_D)
+    in_a = i < count_a
+    a = grid_terms(x_ptr, x_head, x_row, heads, inverse_heads, first_a + 2 * i, in_a, d, LOW, WIDTH)
+    zeros = tl.zeros([BLOCK_A, TILE_B], tl.float32)
+    score = tl.full([BLOCK_A], float("-inf"), tl.float32)
+    partner = tl.zeros([BLOCK_A], tl.int32)
+    for begin in range(0, count_b, TILE_B):
+        j = begin + tl.arange(0, TILE_B)
+        in_b = j < count_b
+        b = grid_terms(x_ptr, x_head, x_row, heads, inverse_heads, first_b + 2 * j, in_b, d, LOW, WIDTH)
+        cosine = rounded_cosine(grid_products((zeros, zeros, zeros), a, b), LOW)
+        cosine = tl.where(cosine != cosine, float("inf"), cosine)
+        cosine = tl.where(in_b[None, :], cosine, float("-inf"))
+        best = tl.max(cosine, 1)
+        first = tl.min(tl.where(cosine == best[:, None], j[None, :], count_b - 1), 1)
+        partner = tl.where(best > score, first, partner)
+        score = tl.maximum(best, score)
+    score = tl.where(in_a, score, float("-inf"))
+    lay_out_matches(
+        score, partner, sample,
+        size_ptr, group_ptr, share_ptr, order_ptr, start_ptr, total_ptr, member_ptr, member_group_ptr, slot_ptr,
+        key_ptr, count_ptr, length, count_a, count_b, first_a, first_b, num_prefix, r,
+        SIZED, BLOCK_A, BLOCK_B, BLOCK_R, BLOCK_C,
+    )  # fmt: skip
 
 
 @triton.jit

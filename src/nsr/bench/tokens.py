@@ -1,7 +1,7 @@
 """``nsr bench tokens``: images a second of merged ViTs, with and without NSR, against every honest peer.
 
 All arms are DeiT-Tiny/16 segmenters up to their logits on the patch grid (upsampling them costs every arm the same), in
-bf16 on a GPU and fp32 on a CPU, timed in turns:
+bf16 on a GPU and fp32 on a CPU, timed in turns; those that are captured are recorded with their kernels:
 
 * the full model, eager, compiled, and compiled and captured in a CUDA graph (the reference of every ratio);
 * the limit: the same schedule of token counts with tokens dropped for free;
@@ -66,7 +66,9 @@ def bench_tokens(
     begin = time.perf_counter()
     rounds, seconds = (2, 0.02) if quick else (5, 0.06)
     stands = {str(case): _models(case, device, quick) for case in cases}
-    measured = measure_models(stands, device, rounds=rounds, seconds=seconds, limit=limit)
+    measured = measure_models(
+        stands, device, rounds=rounds, seconds=seconds, limit=limit, profile=lambda name: "captured" in name
+    )
     return Record(
         experiment="bench",
         cell={"bench": "tokens", "machine": machine},

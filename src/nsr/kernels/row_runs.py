@@ -89,9 +89,10 @@ def clear_empty_rows(start_ptr, out_ptr, first_row, rows, stride, column, BLOCK_
     begin = tl.load(start_ptr + row, mask=row < rows, other=0)
     empty = (row < rows) & (begin == tl.load(start_ptr + row + 1, mask=row < rows, other=-1))
     if tl.sum(empty.to(tl.int32), 0) > 0:
-        at = out_ptr + row.to(tl.int64)[:, None] * stride + column[None, :]
-        zero = tl.zeros([BLOCK_R, column.shape[0]], tl.float32)
-        tl.store(at, zero, mask=empty[:, None] & (column < stride)[None, :])
+        for r in range(first_row, tl.minimum(first_row + BLOCK_R, rows)):
+            if tl.load(start_ptr + r) == tl.load(start_ptr + r + 1):
+                at = out_ptr + tl.cast(r, tl.int64) * stride + column
+                tl.store(at, tl.zeros_like(column).to(tl.float32), mask=column < stride)
 
 
 @triton.jit(do_not_specialize=[*SIZES, "runs_1", "runs_2", "members_per_run_1", "members_per_run_2"])

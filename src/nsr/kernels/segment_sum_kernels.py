@@ -33,10 +33,11 @@ def weighted_sum(
 ):
     """Rows ``sum_i t_i x_i`` on a block of channels; programs are (run of members, block, replica).
 
-    One warp a program, so that a thread has all members of its channels and sums them on its own.
+    One warp a program, so that a thread has all members of its channels and sums them on its own: four channels, also
+    where bf16 would allow a load of eight.
     """
     program, replica = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    n = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    n = tl.max_contiguous(tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D), 4)
     begin = program * members_per_run
     end = tl.minimum(begin + members_per_run, members)
     first, last, began, goes_on = run_borders(rank_ptr, begin, end, members)

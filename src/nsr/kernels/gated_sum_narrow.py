@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from nsr.kernels.gated_sum_narrow_kernels import hidden_backward, logit_backward, sum_forward
-from nsr.kernels.gated_sum_narrow_tiles import prepare
+from nsr.kernels.gated_sum_narrow_tiles import add_parts, prepare
 from nsr.kernels.gated_sum_tables import Gradients, Tables
 from nsr.kernels.launch import Sums, carry_for, finish_rows, num_programs
 from nsr.kernels.member_order import MemberOrder, member_order
@@ -52,7 +52,7 @@ TILINGS = {
 }
 # bf16 terms of each factor of the product. Two have 16 bits: more than TF32's 11, and within 1e-5 of fp64.
 TERMS = {"bf16": 1, "tf32": 2, "fp32": 2}
-FEWEST_TILES = 8  # of a run, where replicas are many: each reads all of W2 first
+FEWEST_TILES = 6  # of a run, where replicas are many: each reads all of W2 first
 SHORT_ROW = 12  # members of a row on average, up to which one product sums many rows of a tile
 CHUNK_ELEMENTS = 1 << 29  # of the logits' gradients between the backward kernels, in bf16: 1 GB
 
@@ -157,7 +157,7 @@ def _walk(
         by_source: What ``order`` is sorted by.
 
     Returns:
-        The gradients of ``W2`` and ``b2``, which only a walk by target makes.
+        The gradients of ``W2`` and ``b2``, ``[R, D, D]`` and ``[R, D]``, which only a walk by target makes.
     """
     replicas, sources, width = tables.messages.shape
     targets, rows, members = grad.shape[1], sums[0].shape[1], coefficient.shape[0]
@@ -197,7 +197,18 @@ def _walk(
         )  # fmt: skip
     lengths = (by_logit.members, by_hidden.members, by_hidden.members)
     finish_rows(order, *map(Sums, sums, carries, lengths))
-    return d_weight.sum(1), d_bias.sum(1)
+    return (d_weight, d_bias) if by_source else _add_up(d_weight, d_bias)
+
+
+def _add_up(d_weight: Tensor, d_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Both gradients from the programs' parts, ``[R, parts, D, D]`` and ``[R, parts, D]``."""
+    replicas, parts, width, _ = d_weight.shape
+    weight, bias = d_weight.new_empty(replicas, width, width), d_bias.new_empty(replicas, width)
+    add_parts[(width + 1, replicas)](
+        d_weight, d_bias, weight, bias, parts, d_bias.shape[1],
+        WIDTH=width, BLOCK_W=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+    return weight, bias
 
 
 def _plan(members: int, most: int, tables: Tables, tilings: Tilings) -> tuple[int, _Runs, _Runs]:

@@ -75,6 +75,32 @@ def prepare(
         tl.store(clear_2_ptr + at, zero, mask=at < cleared)
 
 
+@triton.jit(do_not_specialize=["parts", "bias_parts"])
+def add_parts(
+    part_ptr, bias_part_ptr, out_ptr, bias_ptr, parts, bias_parts, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr
+):
+    """Add up the programs' parts of the gradients of ``W2`` and ``b2``, in their order; programs are (row, replica).
+
+    The row behind the last one of ``W2`` is ``b2``.
+    """
+    row, replica = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    part_ptr += replica * parts * WIDTH * WIDTH + row * WIDTH
+    out_ptr += (replica * WIDTH + row) * WIDTH
+    stride = WIDTH * WIDTH
+    if row == WIDTH:
+        part_ptr = bias_part_ptr + replica * bias_parts * WIDTH
+        out_ptr = bias_ptr + replica * WIDTH
+        stride = WIDTH
+        parts = bias_parts
+    column, part = tl.arange(0, BLOCK_W), tl.arange(0, 32)
+    total = tl.zeros([32, BLOCK_W], tl.float32)
+    for first in range(0, parts, 32):
+        inside = (first + part < parts)[:, None] & (column < WIDTH)[None, :]
+        at = (first + part).to(tl.int64)[:, None] * stride + column[None, :]
+        total += tl.load(part_ptr + at, mask=inside, other=0.0)
+    tl.store(out_ptr + column, tl.sum(total, 0), mask=column < WIDTH)
+
+
 @triton.jit
 def row_sum(value, rank, r, share):
     """Sum ``share * value``, ``[channel, member]``, over the members of rank ``r``."""

@@ -1,10 +1,11 @@
 """Run the fused kernels under Triton's interpreter and print how far they are from the plain twin in fp64, as JSON.
 
 A program of its own, because Triton decides when a kernel is defined whether it is interpreted:
-``TRITON_INTERPRET=1 python fused_on_cpu.py``.
+``TRITON_INTERPRET=1 python fused_on_cpu.py``. ``python fused_on_cpu.py cuda`` runs the same as compiled for a GPU.
 """
 
 import json
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +61,8 @@ def cases() -> dict[str, Case]:
         "bf16 tables, columns": Case(some[:100], 45, width=48, replicas=2, bf16_tables=True, columns=True),
         "bf16 tables, deterministic": Case(some[:100], 45, bf16_tables=True, columns=True, deterministic=True),
         "bf16 tables, wide": Case(some[:100], 45, bf16_tables=True, columns=True, wide=True),
+        "width 128": Case(some, 45, width=128),
+        "width 128, bf16": Case(some, 45, width=128, precision="bf16", bf16_tables=True, columns=True),
         "chunks": Case(some, 40, chunked=True),
         "chunks, replicas": Case(some, 40, replicas=2, chunked=True),
         "wide": Case(some, 40, width=48, wide=True, chunked=True),
@@ -117,6 +120,7 @@ def errors(case: Case) -> dict[str, float]:
 
 
 def main() -> None:
+    torch.set_default_device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
     torch.manual_seed(0)
     results = {}
     for precision, kernels in gated_sum_wide.TILINGS.items():

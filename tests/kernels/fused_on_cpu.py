@@ -1,10 +1,11 @@
 """Run the fused kernels under Triton's interpreter and print how far they are from the plain twin in fp64, as JSON.
 
 A program of its own, because Triton decides when a kernel is defined whether it is interpreted:
-``TRITON_INTERPRET=1 python fused_on_cpu.py``.
+``TRITON_INTERPRET=1 python fused_on_cpu.py``. ``python fused_on_cpu.py cuda`` runs the same as compiled for a GPU.
 """
 
 import json
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,8 @@ class Case:
     free_mean: bool = False  # any direction in place of the members' own, which leaves a single member no residual
     wide: bool = False  # by the kernels for wide layers, with blocks so small that this layer takes several
     chunked: bool = False  # the backward pass in chunks as small as they get
+    bf16_tables: bool = False  # m, a, b and c in bf16, as products leave them under autocast
+    columns: bool = False  # m and a as columns of one table
 
 
 def cases() -> dict[str, Case]:
@@ -50,6 +53,16 @@ def cases() -> dict[str, Case]:
         "replicas, deterministic": Case(some[:100], 40, width=48, replicas=2, deterministic=True),
         "heads, replicas": Case(some[:100], 40, width=48, heads=3, replicas=2),
         "heads, replicas, deterministic": Case(some[:100], 40, width=48, heads=3, replicas=2, deterministic=True),
+        "long rows": Case(some % 8, 9, deterministic=True),
+        "long rows, bf16": Case(some % 8, 9, precision="bf16"),
+        "columns": Case(some, 40, columns=True),
+        "columns, replicas": Case(some[:100], 40, replicas=2, columns=True),
+        "bf16 tables": Case(some, 45, bf16_tables=True),
+        "bf16 tables, columns": Case(some[:100], 45, width=48, replicas=2, bf16_tables=True, columns=True),
+        "bf16 tables, deterministic": Case(some[:100], 45, bf16_tables=True, columns=True, deterministic=True),
+        "bf16 tables, wide": Case(some[:100], 45, bf16_tables=True, columns=True, wide=True),
+        "width 128": Case(some, 45, width=128),
+        "width 128, bf16": Case(some, 45, width=128, precision="bf16", bf16_tables=True, columns=True),
         "chunks": Case(some, 40, chunked=True),
         "chunks, replicas": Case(some, 40, replicas=2, chunked=True),
         "wide": Case(some, 40, width=48, wide=True, chunked=True),
@@ -68,6 +81,8 @@ def errors(case: Case) -> dict[str, float]:
     shapes = ((case.sources, width), (case.sources, width), (case.rows, width), (case.rows, heads, width))
     drawn = [torch.randn(*lead, *shape) for shape in shapes]
     drawn += [torch.randn(*lead, width, width) / width**0.5, torch.randn(*lead, width) - 2]
+    if case.bf16_tables:
+        drawn[:4] = [x.bfloat16().float() for x in drawn[:4]]
     free_mean = torch.randn(*lead, case.rows, width)
     source = torch.randint(0, case.sources, (members,))
     coefficient, weights = torch.randn(members, heads), torch.randn(*lead, case.rows, width)
@@ -78,6 +93,12 @@ def errors(case: Case) -> dict[str, float]:
         tables = [x.to(dtype, copy=True).requires_grad_() for x in drawn]
         t = coefficient.to(dtype, copy=True).requires_grad_()
         fused = options["fused"]
+        if fused and case.bf16_tables:
+            tables[:4] = [x.detach().bfloat16().requires_grad_() for x in tables[:4]]
+        if fused and case.columns:
+            tables[:2] = torch.cat([x.detach() for x in tables[:2]], -1).requires_grad_().split(width, -1)
+            for x in tables[:2]:
+                x.retain_grad()
         if case.free_mean:
             unit, mean = t, free_mean.to(dtype, copy=True).requires_grad_()
         else:
@@ -99,6 +120,7 @@ def errors(case: Case) -> dict[str, float]:
 
 
 def main() -> None:
+    torch.set_default_device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
     torch.manual_seed(0)
     results = {}
     for precision, kernels in gated_sum_wide.TILINGS.items():

@@ -1,4 +1,4 @@
-"""The fused kernels, interpreted on the CPU, against the plain twin in fp64: the result and every gradient."""
+"""The fused kernels, interpreted and on a GPU, against the plain twin in fp64: the result and every gradient."""
 
 import json
 import os
@@ -10,8 +10,10 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("fused_on_cpu.py")
 # Relative to the fp64 twin. One bf16 term has 8 bits, two have 16; the residual, its product with the gate and the sum
-# are fp32.
-BOUNDS = {"tf32": 1e-5, "bf16": 3e-2, "wide, bf16": 3e-2}
+# are fp32. The gradient of a bf16 table is rounded to bf16.
+BOUNDS = {"tf32": 1e-5, "bf16": 3e-2, "wide, bf16": 3e-2, "long rows, bf16": 3e-2, "width 128, bf16": 3e-2}
+BF16_TABLES = ("bf16 tables", "bf16 tables, columns", "bf16 tables, deterministic", "bf16 tables, wide")
+BOUNDS |= dict.fromkeys(BF16_TABLES, 5e-3)
 CASES = (
     "empty rows",
     "one member a row",
@@ -22,6 +24,13 @@ CASES = (
     "replicas, deterministic",
     "heads, replicas",
     "heads, replicas, deterministic",
+    "long rows",
+    "long rows, bf16",
+    "columns",
+    "columns, replicas",
+    *BF16_TABLES,
+    "width 128",
+    "width 128, bf16",
     "chunks",
     "chunks, replicas",
     "wide",
@@ -33,10 +42,11 @@ CASES = (
 )
 
 
-@pytest.fixture(scope="module")
-def errors() -> dict[str, dict[str, float]]:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def errors(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
+    interpreted = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} if request.param == "cpu" else {}
+    command = [sys.executable, str(PROGRAM), request.param]
+    run = subprocess.run(command, env=os.environ | interpreted, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(run.stdout)
 
@@ -46,6 +56,13 @@ def test_equal_to_the_plain_twin(errors: dict[str, dict[str, float]], case: str)
     assert set(errors) == set(CASES)
     bound = BOUNDS.get(case, 1e-5)
     assert all(error <= bound for error in errors[case].values()), errors[case]
+
+
+@pytest.mark.parametrize("case", BF16_TABLES)
+def test_bf16_tables_are_read_exactly(errors: dict[str, dict[str, float]], case: str) -> None:
+    """Only their own gradients are rounded."""
+    exact = ("out", "mean", "weight", "bias")
+    assert all(errors[case][name] <= 1e-5 for name in exact), errors[case]
 
 
 def test_narrow_products_are_narrower(errors: dict[str, dict[str, float]]) -> None:

@@ -129,16 +129,14 @@ class GraphResidual(Branch):
             raise ValueError(f"The members have {members.heads} heads, the branch was made for {self.heads}.")
         fused = None if self.fused else False
         w_source, w_target, w_residual = self.gate_hidden.weight.split(self.gate_split, dim=1)
-        message = self.message(source)  # shape: [S, D]
-        if self.source == "aggregate":
-            members, message, source, target = _aggregated(members, message, source)
-            source_gate = F.linear(source, w_source) + F.linear(message, w_residual)
-        else:
-            with torch.autocast(source.device.type, enabled=False):  # weights are folded at full precision
-                w_member = torch.addmm(w_source, w_residual, self.message.weight)
-            source_gate = F.linear(source, w_member)
         if target is None:
             target = source.new_zeros(members.num_targets, w_target.shape[1])
+        if self.source == "aggregate":
+            members, message, source, target = _aggregated(members, self.message(source), source)
+            source_gate = F.linear(source, w_source) + F.linear(message, w_residual)
+            target_gate = F.linear(target, w_target, self.gate_hidden.bias)
+        else:
+            message, source_gate, target_gate = self._tables(source, target)
 
         if self.source == "residual":
             coefficient = members.unit_coefficient(fused=fused)
@@ -152,7 +150,7 @@ class GraphResidual(Branch):
         gated = gated_residual_sum(
             message,
             source_gate,
-            F.linear(target, w_target, self.gate_hidden.bias),
+            target_gate,
             mean,
             mean_gate,
             self.gate_output.weight,
@@ -163,6 +161,22 @@ class GraphResidual(Branch):
             fused=fused,
         )
         return self.output(self.dropout(self.norm(gated.to(self.norm.weight.dtype))))
+
+    def _tables(self, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """``m``, ``a`` and ``b`` of the gated sum, ``[S, D]``, ``[S, D]`` and ``[T, D]``.
+
+        What has the same input is one product: the tables are then columns of its result.
+        """
+        w_source, w_target, w_residual = self.gate_hidden.weight.split(self.gate_split, dim=1)
+        bias, width = self.gate_hidden.bias, self.gate_hidden.out_features
+        with torch.autocast(source.device.type, enabled=False):  # weights are folded at full precision
+            w_member = torch.addmm(w_source, w_residual, self.message.weight)
+        weights = [self.message.weight, w_member]
+        if target is source:
+            joined = F.linear(source, torch.cat([*weights, w_target]), F.pad(bias, (2 * width, 0)))
+            return joined.split(width, dim=1)
+        message, source_gate = F.linear(source, torch.cat(weights)).split(width, dim=1)
+        return message, source_gate, F.linear(target, w_target, bias)
 
 
 def _aggregated(members: Members, message: Tensor, source: Tensor) -> tuple[Members, Tensor, Tensor, Tensor]:

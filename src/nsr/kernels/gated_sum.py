@@ -16,6 +16,7 @@ No ``[E, D]`` tensor is ever stored, in neither direction: per-member values are
 again in the backward pass.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 from nsr.kernels import gated_sum_plain
 from nsr.kernels.gated_sum_tables import Tables
 from nsr.kernels.paths import Precision, choose
-from nsr.kernels.replicas import fold, one_by_one, unfold
+from nsr.kernels.replicas import fold, fold_rows, in_rows, one_by_one, unfold
 
 
 def gated_residual_sum(
@@ -86,9 +87,15 @@ def gated_residual_sum(
     _validate(*tables, source, target, coefficient)
     wide = torch.float64 if any(x.dtype == torch.float64 for x in (*tables, coefficient)) else torch.float32
     single = messages.dim() == 2
-    lifted = [(x.unsqueeze(0) if single else x).to(wide).contiguous() for x in tables]
+    lifted = Tables(*(x.unsqueeze(0) if single else x for x in tables))
+    # The kernels read bf16 tables as they are, and widen what they have read.
+    m, a, b, u, c, *weights = (
+        x.to(x.dtype if path.fused and gathered and x.dtype == torch.bfloat16 else wide)
+        for x, gathered in zip(lifted, (True, True, True, False, True, False, False), strict=True)
+    )
+    rows = (in_rows(m), in_rows(a), in_rows(b), *(x.contiguous() for x in (u, c, *weights)))
     out = _forward(
-        *lifted, source, target, coefficient.to(wide).contiguous(), path.fused, path.precision, path.deterministic
+        *rows, source, target, coefficient.to(wide).contiguous(), path.fused, path.precision, path.deterministic
     )
     return out.squeeze(0) if single else out
 
@@ -149,14 +156,14 @@ def _backward(
 
 
 @_forward.register_fake
-def _(messages: Tensor, source_gate: Tensor, target_gate: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(target_gate)
+def _(messages: Tensor, source_gate: Tensor, target_gate: Tensor, mean: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(mean)
 
 
 @_backward.register_fake
 def _(grad: Tensor, *args: Any) -> list[Tensor]:
     tables, coefficient, needs_coefficient = args[:7], args[9], args[-1]
-    return [torch.empty_like(x) for x in (*tables, *([coefficient] if needs_coefficient else []))]
+    return [grad.new_empty(x.shape) for x in (*tables, *([coefficient] if needs_coefficient else []))]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -166,8 +173,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs_coefficient = ctx.needs_input_grad[9]
-    grads = _backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options, needs_coefficient)
-    return (*grads[:7], None, None, grads[7] if needs_coefficient else None, None, None, None)
+    saved = ctx.saved_tensors
+    grads = _backward(grad.contiguous(), *saved, *ctx.options, needs_coefficient)
+    narrowed = (d.to(x.dtype) for d, x in zip(grads[:7], saved[:7], strict=True))
+    return (*narrowed, None, None, grads[7] if needs_coefficient else None, None, None, None)
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
@@ -177,7 +186,7 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
     if any(dim is not None for dim in in_dims[7:]):  # a graph or coefficients of its own for each sample
         return one_by_one(_forward, info.batch_size, in_dims, args)[0], 0
-    tables = [fold(x, dim, info.batch_size) for x, dim in zip(args[:7], in_dims, strict=False)]
+    tables = _fold_tables(args[:7], in_dims, info.batch_size)
     return unfold(_forward(*tables, *args[7:]), info.batch_size), 0
 
 
@@ -186,9 +195,15 @@ def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[list[Tens
     if any(dim is not None for dim in in_dims[8:]) or args[-1]:  # the coefficients' gradients sum over replicas
         grads = one_by_one(_backward, info.batch_size, in_dims, args)
     else:
-        tables = [fold(x, dim, info.batch_size) for x, dim in zip(args[:8], in_dims, strict=False)]
-        grads = [unfold(x, info.batch_size) for x in _backward(*tables, *args[8:])]
+        grad, tables = fold(args[0], in_dims[0], info.batch_size), _fold_tables(args[1:8], in_dims[1:], info.batch_size)
+        grads = [unfold(x, info.batch_size) for x in _backward(grad, *tables, *args[8:])]
     return grads, [0] * len(grads)
+
+
+def _fold_tables(tables: Sequence[Tensor], in_dims: Sequence[int | None], batch: int) -> list[Tensor]:
+    """Join the samples of each table with its replicas; the first three may stay columns of a wider one."""
+    by_row = [fold_rows(x, dim, batch) for x, dim in zip(tables[:3], in_dims[:3], strict=True)]
+    return by_row + [fold(x, dim, batch) for x, dim in zip(tables[3:], in_dims[3:7], strict=True)]
 
 
 def _validate(

@@ -7,9 +7,10 @@ import torch
 import triton
 from torch import Tensor
 
-from nsr.kernels.gated_sum_narrow_kernels import hidden_backward, logit_backward, sum_forward, weight_terms
+from nsr.kernels.gated_sum_narrow_kernels import hidden_backward, logit_backward, sum_forward
+from nsr.kernels.gated_sum_narrow_tiles import add_parts, prepare
 from nsr.kernels.gated_sum_tables import Gradients, Tables
-from nsr.kernels.launch import carry_for, finish_rows, num_programs
+from nsr.kernels.launch import Sums, carry_for, finish_rows, num_programs
 from nsr.kernels.member_order import MemberOrder, member_order
 
 MAX_WIDTH = 128
@@ -51,7 +52,8 @@ TILINGS = {
 }
 # bf16 terms of each factor of the product. Two have 16 bits: more than TF32's 11, and within 1e-5 of fp64.
 TERMS = {"bf16": 1, "tf32": 2, "fp32": 2}
-FEWEST_TILES = 8  # of a run, where replicas are many: each reads all of W2 first
+FEWEST_TILES = 6  # of a run, where replicas are many: each reads all of W2 first
+SHORT_ROW = 12  # members of a row on average, up to which one product sums many rows of a tile
 CHUNK_ELEMENTS = 1 << 29  # of the logits' gradients between the backward kernels, in bf16: 1 GB
 
 
@@ -69,23 +71,32 @@ class _Runs(NamedTuple):
         return self.tiles_per_run * self.tiling.block_e
 
 
+class _Ready(NamedTuple):
+    """See :func:`_prepare`."""
+
+    weight: Tensor  # shape: [TERMS, R, D, D], bf16
+    transposed: Tensor  # shape: [TERMS, R, D, D], bf16
+    coefficient: Tensor  # shape: [E, 1], in the walk's order
+
+
 def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor, precision: str) -> Tensor:
     """As :func:`nsr.kernels.gated_sum_plain.forward`."""
     tiling = TILINGS[precision].forward
     replicas, sources, _ = tables.messages.shape
     targets, members = tables.target_gate.shape[1], coefficient.shape[0]
     order = member_order(target, source, targets)
-    out = torch.zeros_like(tables.target_gate)
+    out = torch.empty_like(tables.mean)
     tiles = triton.cdiv(members, tiling.block_e)
     tiles_per_run = max(1, triton.cdiv(tiles, _programs(tables, members, tiling)))
     carry = carry_for(out, triton.cdiv(tiles, tiles_per_run))
     if members:
+        ready = _prepare(tables.weight, coefficient, order, precision)
         sum_forward[(carry.shape[1], replicas)](
-            *_inputs(tables, coefficient, order, precision)[0], *order.sums, order.scale, out, carry,
-            sources, targets, members, tiles, tiles_per_run,
-            **_constants(tables, coefficient, precision), **tiling.options,
+            *tables._replace(weight=ready.weight), ready.coefficient, *order.sums, order.scale,
+            out, carry, sources, targets, members, tiles, tiles_per_run, M_STRIDE=tables.messages.stride(1),
+            **_constants(tables, precision, members, targets), **tiling.options,
         )  # fmt: skip
-    finish_rows(order, carry, out, tiles_per_run * tiling.block_e)
+    finish_rows(order, Sums(out, carry, tiles_per_run * tiling.block_e))
     return out
 
 
@@ -105,12 +116,12 @@ def backward(
     over the members sorted by source.
     """
     replicas, sources, _ = tables.messages.shape
-    of_source = torch.zeros_like(tables.messages), torch.zeros_like(tables.source_gate)
-    of_target = tuple(map(torch.zeros_like, (tables.mean, tables.target_gate, tables.mean_gate)))
+    of_source = grad.new_empty(tables.messages.shape), grad.new_empty(tables.messages.shape)
+    of_target = grad.new_empty(grad.shape), grad.new_empty(grad.shape), grad.new_empty(grad.shape)
     d_sorted = coefficient.new_empty(replicas, *coefficient.shape) if needs_coefficient else None
     by_target = member_order(target, source, grad.shape[1])
-    rest = (grad * by_target.scale.unsqueeze(1), tables, coefficient, precision)
     scattered = None if deterministic else of_source
+    rest = (grad, tables, coefficient, precision, by_target.scale)
     d_weight, d_bias = _walk(*rest, by_target, of_target, scattered, d_sorted, by_source=False)
     if deterministic:
         _walk(*rest, member_order(source, target, sources), of_source, None, None, by_source=True)
@@ -118,7 +129,8 @@ def backward(
     if d_sorted is not None:
         d_coefficient = torch.empty_like(coefficient).index_copy_(0, by_target.member.long(), d_sorted.sum(0))
     d_mean, d_target_gate, d_mean_gate = of_target
-    return Gradients(Tables(*of_source, d_target_gate, d_mean, d_mean_gate, d_weight, d_bias), d_coefficient)
+    of_tables = Tables(*of_source, d_target_gate, d_mean, d_mean_gate.unsqueeze(2), d_weight, d_bias)
+    return Gradients(of_tables, d_coefficient)
 
 
 def _walk(
@@ -126,6 +138,7 @@ def _walk(
     tables: Tables,
     coefficient: Tensor,
     precision: str,
+    scale: Tensor,
     order: MemberOrder,
     sums: tuple[Tensor, ...],
     scattered: tuple[Tensor, ...] | None,
@@ -135,8 +148,8 @@ def _walk(
     """Both backward kernels over the sorted members, a chunk of them at a time.
 
     Args:
-        grad: Of the sum, times ``K^{-1/2}``.
-        tables, coefficient, precision: As given.
+        grad, tables, coefficient, precision: As given.
+        scale: ``K^{-1/2}`` of each target.
         order: By target, or by source.
         sums: Receive the sums over its rows: by target those of ``u``, ``b`` and ``c``, by source of ``m`` and ``a``.
         scattered: Receive the gradients of ``m`` and ``a`` by atomic addition, in a walk by target.
@@ -144,7 +157,7 @@ def _walk(
         by_source: What ``order`` is sorted by.
 
     Returns:
-        The gradients of ``W2`` and ``b2``, which only a walk by target makes.
+        The gradients of ``W2`` and ``b2``, ``[R, D, D]`` and ``[R, D]``, which only a walk by target makes.
     """
     replicas, sources, width = tables.messages.shape
     targets, rows, members = grad.shape[1], sums[0].shape[1], coefficient.shape[0]
@@ -154,13 +167,13 @@ def _walk(
     d_weight = tables.weight.new_empty(replicas, by_hidden.at_once, width, width)
     d_bias = tables.bias.new_empty(replicas, by_logit.total, width)
     carries = [carry_for(sums[0], by_logit.total), *(carry_for(out, by_hidden.total) for out in sums[1:])]
-    inputs, w = _inputs(tables, coefficient, order, precision)
-    _, a, b, _, c, _, _, t = inputs
+    ready = _prepare(tables.weight, coefficient, order, precision, scattered)
+    inputs = (*tables._replace(weight=ready.weight), ready.coefficient)
     # A kernel takes a pointer even where it writes nothing.
     d_m, d_a = scattered or sums[:2]
-    d_t = t if d_sorted is None else d_sorted
+    d_t = coefficient if d_sorted is None else d_sorted
     (sum_z, sum_x, sum_c), (carry_z, carry_x, carry_c) = ((*x, x[0])[:3] for x in (sums, carries))
-    constants = _constants(tables, coefficient, precision) | {
+    constants = _constants(tables, precision, members, rows) | {
         "BY_SOURCE": by_source,
         "SCATTER": scattered is not None,
         "NEEDS_T": d_sorted is not None,
@@ -173,18 +186,29 @@ def _walk(
     for begin in range(0, members, chunk):
         first_run = begin // by_logit.members
         logit_backward[(min(by_logit.at_once, by_logit.total - first_run), replicas)](
-            grad, *inputs, *order.sums, d_m, d_t, d_bias, d_logit, sum_z, carry_z, *sizes(by_logit, first_run),
-            **constants, **by_logit.tiling.options,
+            grad, *inputs, *order.sums, scale, d_m, d_t, d_bias, d_logit, sum_z, carry_z,
+            *sizes(by_logit, first_run), M_STRIDE=tables.messages.stride(1), **constants, **by_logit.tiling.options,
         )  # fmt: skip
         first_run = begin // by_hidden.members
         hidden_backward[(min(by_hidden.at_once, by_hidden.total - first_run), replicas)](
-            a, b, c, w, t, *order.sums, d_a, d_t, d_weight, d_logit, sum_x, sum_c, carry_x, carry_c,
+            tables.source_gate, tables.target_gate, tables.mean_gate, ready.transposed,
+            ready.coefficient, *order.sums, d_a, d_t, d_weight, d_logit, sum_x, sum_c, carry_x, carry_c,
             *sizes(by_hidden, first_run), **constants, **by_hidden.tiling.options,
         )  # fmt: skip
-    finish_rows(order, carries[0], sums[0], by_logit.members)
-    for out, carry in zip(sums[1:], carries[1:], strict=True):
-        finish_rows(order, carry, out, by_hidden.members)
-    return d_weight.sum(1), d_bias.sum(1)
+    lengths = (by_logit.members, by_hidden.members, by_hidden.members)
+    finish_rows(order, *map(Sums, sums, carries, lengths))
+    return (d_weight, d_bias) if by_source else _add_up(d_weight, d_bias)
+
+
+def _add_up(d_weight: Tensor, d_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Both gradients from the programs' parts, ``[R, parts, D, D]`` and ``[R, parts, D]``."""
+    replicas, parts, width, _ = d_weight.shape
+    weight, bias = d_weight.new_empty(replicas, width, width), d_bias.new_empty(replicas, width)
+    add_parts[(width + 1, replicas)](
+        d_weight, d_bias, weight, bias, parts, d_bias.shape[1],
+        WIDTH=width, BLOCK_W=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+    return weight, bias
 
 
 def _plan(members: int, most: int, tables: Tables, tilings: Tilings) -> tuple[int, _Runs, _Runs]:
@@ -205,19 +229,25 @@ def _plan(members: int, most: int, tables: Tables, tilings: Tilings) -> tuple[in
     return chunk, runs(tilings.logit, programs[0]), runs(tilings.hidden, programs[1])
 
 
-def _inputs(
-    tables: Tables, coefficient: Tensor, order: MemberOrder, precision: str
-) -> tuple[tuple[Tensor, ...], Tensor]:
-    """What the kernels read: tables with ``W2`` in bf16 terms, coefficients in the walk's order; ``W2`` transposed.
-
-    Sorted coefficients are one gather less to wait for in every tile.
-    """
-    terms, numel = TERMS[precision], tables.weight.numel()
-    weight, transposed = tables.weight.new_empty(2, terms, *tables.weight.shape, dtype=torch.bfloat16)
-    weight_terms[(triton.cdiv(numel, 1024),)](
-        tables.weight, weight, transposed, numel, WIDTH=tables.weight.shape[-1], BLOCK=1024, TERMS=terms
+def _prepare(
+    weight: Tensor,
+    coefficient: Tensor,
+    order: MemberOrder,
+    precision: str,
+    cleared: tuple[Tensor, ...] | None = None,
+) -> _Ready:
+    """What the kernels read, and two tables set to 0 for their atomic sums, in one launch."""
+    terms, numel, members = TERMS[precision], weight.numel(), coefficient.shape[0]
+    as_is, transposed = weight.new_empty(2, terms, *weight.shape, dtype=torch.bfloat16)
+    in_order = torch.empty_like(coefficient)
+    first, second = cleared or (weight, weight)  # a kernel takes a pointer even where it writes nothing
+    zeros = first.numel() if cleared else 0
+    programs = min(triton.cdiv(max(numel, members, zeros), 1024), num_programs(weight.device, 16))
+    prepare[(programs,)](
+        weight, as_is, transposed, coefficient, order.member, in_order, first, second, numel, members, zeros,
+        WIDTH=weight.shape[-1], BLOCK=1024, TERMS=terms,
     )  # fmt: skip
-    return (*tables._replace(weight=weight), coefficient.index_select(0, order.member)), transposed
+    return _Ready(as_is, transposed, in_order)
 
 
 def _programs(tables: Tables, members: int, tiling: Tiling) -> int:
@@ -234,13 +264,16 @@ def _programs(tables: Tables, members: int, tiling: Tiling) -> int:
     )
 
 
-def _constants(tables: Tables, coefficient: Tensor, precision: str) -> dict[str, int]:
+def _constants(tables: Tables, precision: str, members: int, rows: int) -> dict[str, int]:
     """The compile-time arguments that every kernel has."""
     width = tables.messages.shape[2]
-    largest = max(tables.messages[0].numel(), tables.mean_gate[0].numel(), coefficient.numel())
+    strided = (tables.messages, tables.source_gate, tables.target_gate)
     return {
         "WIDTH": width,
         "BLOCK_W": max(16, triton.next_power_of_2(width)),
         "TERMS": TERMS[precision],
-        "LONG": largest >= 1 << 31,
+        "LONG": max(x.shape[1] * x.stride(1) for x in strided) >= 1 << 31,
+        "SHORT_ROWS": members <= SHORT_ROW * rows,
+        "A_STRIDE": tables.source_gate.stride(1),
+        "B_STRIDE": tables.target_gate.stride(1),
     }

@@ -18,88 +18,17 @@ everything else is computed anew.
 import triton
 import triton.language as tl
 
+from nsr.kernels.gated_sum_narrow_tiles import (
+    add_tile,
+    load_hidden,
+    load_logit_gradient,
+    load_tile,
+    load_weight,
+    scatter,
+)
 from nsr.kernels.launch_sizes import SIZES
 from nsr.kernels.row_runs import close_row, run_borders
 from nsr.kernels.tiles import gelu_and_slope, gelu_for, load_rows, multiply, sigmoid, terms_of
-
-
-@triton.jit
-def load_tile(row_ptr, other_ptr, rank_ptr, t_ptr, tile, members, BLOCK_E: tl.constexpr, LONG: tl.constexpr):
-    """Row, other end, coefficient and rank (-1 where there is no member) of a tile's members; the last one's rank.
-
-    ``LONG``: a table has more elements than 32 bits count.
-    """
-    at = tl.arange(0, BLOCK_E) + tile * BLOCK_E
-    inside = at < members
-    row = tl.load(row_ptr + at, mask=inside, other=0)
-    other = tl.load(other_ptr + at, mask=inside, other=0)
-    t = tl.load(t_ptr + at, mask=inside, other=0.0)
-    rank = tl.load(rank_ptr + at, mask=inside, other=-1)
-    newest = tl.load(rank_ptr + tl.minimum((tile + 1) * BLOCK_E, members) - 1)
-    if LONG:
-        row, other = row.to(tl.int64), other.to(tl.int64)
-    return row, other, t, rank, newest
-
-
-@triton.jit(do_not_specialize=SIZES)
-def weight_terms(w_ptr, out_ptr, transposed_ptr, numel, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TERMS: tl.constexpr):
-    """``W2`` and its transpose as bf16 terms, each ``[TERMS, R, D, D]``.
-
-    Made once: a factor that is converted inside a kernel stays in its registers, one that is loaded as it is does not.
-    """
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, column = at // WIDTH, at % WIDTH
-    mirrored = (row // WIDTH) * WIDTH * WIDTH + column * WIDTH + row % WIDTH
-    w = terms_of(tl.load(w_ptr + at, mask=at < numel, other=0.0), TERMS)
-    for i in tl.static_range(TERMS):
-        tl.store(out_ptr + i * numel + at, w[i], mask=at < numel)
-        tl.store(transposed_ptr + i * numel + mirrored, w[i], mask=at < numel)
-
-
-@triton.jit
-def row_sum(value, rank, r, share):
-    """Sum ``share * value``, ``[channel, member]``, over the members of rank ``r``."""
-    return tl.sum(value * tl.where(rank == r, share, 0.0)[None, :], 1)
-
-
-@triton.jit
-def load_weight(w_ptr, replica, k, WIDTH: tl.constexpr, TERMS: tl.constexpr):
-    """The terms of one replica's ``W2`` (each ``[out, in]``), or of its transpose."""
-    numel = tl.num_programs(1) * WIDTH * WIDTH
-    at = w_ptr + replica * WIDTH * WIDTH + k[:, None] * WIDTH + k[None, :]
-    within = (k < WIDTH)[:, None] & (k < WIDTH)[None, :]
-    w = (tl.load(at, mask=within, other=0.0),)
-    for i in tl.static_range(1, TERMS):
-        w = w + (tl.load(at + i * numel, mask=within, other=0.0),)  # noqa: RUF005  no starred tuples
-    return w
-
-
-@triton.jit
-def load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH: tl.constexpr):
-    """``x = a_s + b_v - t c_v``, ``[member, channel]``."""
-    x = load_rows(a_ptr, source, k, WIDTH) + load_rows(b_ptr, target, k, WIDTH)
-    return x - t[:, None] * load_rows(c_ptr, target, k, WIDTH)
-
-
-@triton.jit
-def load_logit_gradient(
-    d_logit_ptr, first_tile, tile, members, k, WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, TERMS: tl.constexpr
-):
-    """The terms of a tile's logit gradients, each ``[member, out]``; 0 for a member that does not exist."""
-    member = tl.arange(0, BLOCK_E)
-    pointer = d_logit_ptr + ((tile - first_tile) * BLOCK_E + member)[:, None] * (TERMS * WIDTH) + k[None, :]
-    inside = (member < members - tile * BLOCK_E)[:, None] & (k < WIDTH)[None, :]
-    y = (tl.load(pointer, mask=inside, other=0.0),)
-    for i in tl.static_range(1, TERMS):
-        y = y + (tl.load(pointer + i * WIDTH, mask=inside, other=0.0),)  # noqa: RUF005  no starred tuples
-    return y
-
-
-@triton.jit
-def scatter(table_ptr, source, rank, k, value, WIDTH: tl.constexpr):
-    """Add ``[channel, member]`` to the sources' rows, for the members that exist."""
-    at = table_ptr + source[None, :] * WIDTH + k[:, None]
-    tl.atomic_add(at, value, mask=(rank >= 0)[None, :] & (k < WIDTH)[:, None], sem="relaxed")
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -129,12 +58,16 @@ def sum_forward(
     BLOCK_W: tl.constexpr,
     TERMS: tl.constexpr,
     LONG: tl.constexpr,
+    SHORT_ROWS: tl.constexpr,
+    M_STRIDE: tl.constexpr,
+    A_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
 ):
     """Rows ``K^{-1/2} sum g z``; programs are (run of tiles, replica)."""
     program, replica = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    m_ptr += replica * sources * WIDTH
-    a_ptr += replica * sources * WIDTH
-    b_ptr += replica * targets * WIDTH
+    m_ptr += replica * sources * M_STRIDE
+    a_ptr += replica * sources * A_STRIDE
+    b_ptr += replica * targets * B_STRIDE
     u_ptr += replica * targets * WIDTH
     c_ptr += replica * targets * WIDTH
     out_ptr += replica * targets * WIDTH
@@ -147,28 +80,25 @@ def sum_forward(
     first, last, began, goes_on = run_borders(rank_ptr, begin * BLOCK_E, tl.minimum(end * BLOCK_E, members), members)
 
     opened, open_row = first, tl.load(ranked_ptr + first)
-    scale = tl.load(scale_ptr + open_row)
     total = tl.zeros([BLOCK_W], tl.float32)
     target, source, t, rank, newest = load_tile(row_ptr, other_ptr, rank_ptr, t_ptr, begin, members, BLOCK_E, LONG)
     for tile in range(begin, end):
-        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH)
-        z = load_rows(m_ptr, source, k, WIDTH) - t[:, None] * load_rows(u_ptr, target, k, WIDTH)
+        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH, A_STRIDE, B_STRIDE)
+        z = load_rows(m_ptr, source, k, WIDTH, M_STRIDE) - t[:, None] * load_rows(u_ptr, target, k, WIDTH)
+        scale = tl.load(scale_ptr + target)
         next_target, next_source, next_t, next_rank, next_newest = load_tile(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
         )
         q = terms_of(gelu_for(x, TERMS), TERMS)
         logit = multiply(w, q, tl.zeros([BLOCK_W, BLOCK_E], tl.float32), False, True, TERMS)  # shape: [out, member]
         value = sigmoid(logit, bias[:, None]) * tl.trans(z)
-        for r in range(opened, newest):  # rows that end here
-            total += row_sum(value, rank, r, 1.0)
-            close_row(total * scale, open_row, r, began, goes_on, out_ptr, carry_ptr, WIDTH, k, WIDTH)
-            open_row = tl.load(ranked_ptr + r + 1)
-            scale = tl.load(scale_ptr + open_row)
-            total = tl.zeros([BLOCK_W], tl.float32)
-        total += row_sum(value, rank, newest, 1.0)
+        total, open_row = add_tile(
+            total, open_row, value, scale, rank, opened, newest, began, goes_on, ranked_ptr, out_ptr, carry_ptr, k,
+            WIDTH, SHORT_ROWS,
+        )  # fmt: skip
         opened = newest
         target, source, t, rank, newest = next_target, next_source, next_t, next_rank, next_newest
-    close_row(total * scale, open_row, last, began, goes_on, out_ptr, carry_ptr, WIDTH, k, WIDTH)
+    close_row(total, open_row, last, began, goes_on, out_ptr, carry_ptr, WIDTH, k, WIDTH)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -186,6 +116,7 @@ def logit_backward(
     other_ptr,
     rank_ptr,
     ranked_ptr,
+    scale_ptr,
     d_m_ptr,
     d_t_ptr,
     d_bias_ptr,
@@ -206,6 +137,10 @@ def logit_backward(
     BLOCK_W: tl.constexpr,
     TERMS: tl.constexpr,
     LONG: tl.constexpr,
+    SHORT_ROWS: tl.constexpr,
+    M_STRIDE: tl.constexpr,
+    A_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
     BY_SOURCE: tl.constexpr,
     SCATTER: tl.constexpr,
     NEEDS_T: tl.constexpr,
@@ -218,9 +153,9 @@ def logit_backward(
     """
     run, replica = first_run + tl.program_id(0), tl.program_id(1).to(tl.int64)
     grad_ptr += replica * targets * WIDTH
-    m_ptr += replica * sources * WIDTH
-    a_ptr += replica * sources * WIDTH
-    b_ptr += replica * targets * WIDTH
+    m_ptr += replica * sources * M_STRIDE
+    a_ptr += replica * sources * A_STRIDE
+    b_ptr += replica * targets * B_STRIDE
     u_ptr += replica * targets * WIDTH
     c_ptr += replica * targets * WIDTH
     d_m_ptr += replica * sources * WIDTH
@@ -247,10 +182,10 @@ def logit_backward(
             source, target = row, other
         else:
             source, target = other, row
-        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH)
+        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH, A_STRIDE, B_STRIDE)
         u = load_rows(u_ptr, target, k, WIDTH)
-        z = load_rows(m_ptr, source, k, WIDTH) - t[:, None] * u
-        from_sum = load_rows(grad_ptr, target, k, WIDTH)
+        z = load_rows(m_ptr, source, k, WIDTH, M_STRIDE) - t[:, None] * u
+        from_sum = load_rows(grad_ptr, target, k, WIDTH) * tl.load(scale_ptr + target)[:, None]
         next_row, next_other, next_t, next_rank, next_newest = load_tile(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
         )
@@ -274,12 +209,10 @@ def logit_backward(
         else:
             share = -t
             d_bias += tl.sum(d_logit * (rank >= 0).to(tl.float32)[None, :], 1)
-        for r in range(opened, newest):  # rows that end here
-            total += row_sum(d_z, rank, r, share)
-            close_row(total, open_row, r, began, goes_on, sum_ptr, carry_ptr, WIDTH, k, WIDTH)
-            open_row = tl.load(ranked_ptr + r + 1)
-            total = tl.zeros([BLOCK_W], tl.float32)
-        total += row_sum(d_z, rank, newest, share)
+        total, open_row = add_tile(
+            total, open_row, d_z, share, rank, opened, newest, began, goes_on, ranked_ptr, sum_ptr, carry_ptr, k, WIDTH,
+            SHORT_ROWS,
+        )  # fmt: skip
         opened = newest
         row, other, t, rank, newest = next_row, next_other, next_t, next_rank, next_newest
     close_row(total, open_row, last, began, goes_on, sum_ptr, carry_ptr, WIDTH, k, WIDTH)
@@ -320,6 +253,9 @@ def hidden_backward(
     BLOCK_W: tl.constexpr,
     TERMS: tl.constexpr,
     LONG: tl.constexpr,
+    SHORT_ROWS: tl.constexpr,
+    A_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
     BY_SOURCE: tl.constexpr,
     SCATTER: tl.constexpr,
     NEEDS_T: tl.constexpr,
@@ -331,8 +267,8 @@ def hidden_backward(
     atomically; over members sorted by source (``BY_SOURCE``) it sums the rows of ``a`` in a fixed order.
     """
     run, replica = first_run + tl.program_id(0), tl.program_id(1).to(tl.int64)
-    a_ptr += replica * sources * WIDTH
-    b_ptr += replica * targets * WIDTH
+    a_ptr += replica * sources * A_STRIDE
+    b_ptr += replica * targets * B_STRIDE
     c_ptr += replica * targets * WIDTH
     d_a_ptr += replica * sources * WIDTH
     d_t_ptr += replica * members
@@ -360,7 +296,7 @@ def hidden_backward(
         else:
             source, target = other, row
         y = load_logit_gradient(d_logit_ptr, first_tile, tile, members, k, WIDTH, BLOCK_E, TERMS)
-        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH)
+        x = load_hidden(a_ptr, b_ptr, c_ptr, source, target, t, k, WIDTH, A_STRIDE, B_STRIDE)
         next_row, next_other, next_t, next_rank, next_newest = load_tile(
             row_ptr, other_ptr, rank_ptr, t_ptr, tile + 1, members, BLOCK_E, LONG
         )
@@ -376,18 +312,16 @@ def hidden_backward(
             d_t_at = d_t_ptr + tl.arange(0, BLOCK_E) + tile * BLOCK_E
             d_t = tl.load(d_t_at, mask=rank >= 0, other=0.0) - tl.sum(d_x * c, 0)
             tl.store(d_t_at, d_t, mask=rank >= 0)
-        for r in range(opened, newest):  # rows that end here
-            total += row_sum(d_x, rank, r, 1.0)
-            close_row(total, open_row, r, began, goes_on, sum_ptr, carry_ptr, WIDTH, k, WIDTH)
-            total = tl.zeros([BLOCK_W], tl.float32)
-            if not BY_SOURCE:
-                total_c += row_sum(d_x, rank, r, -t)
-                close_row(total_c, open_row, r, began, goes_on, sum_c_ptr, carry_c_ptr, WIDTH, k, WIDTH)
-                total_c = tl.zeros([BLOCK_W], tl.float32)
-            open_row = tl.load(ranked_ptr + r + 1)
-        total += row_sum(d_x, rank, newest, 1.0)
         if not BY_SOURCE:
-            total_c += row_sum(d_x, rank, newest, -t)
+            total_c, _ = add_tile(
+                total_c, open_row, d_x, -t, rank, opened, newest, began, goes_on, ranked_ptr, sum_c_ptr,
+                carry_c_ptr, k, WIDTH, SHORT_ROWS,
+            )  # fmt: skip
+        ones = tl.full([BLOCK_E], 1.0, tl.float32)
+        total, open_row = add_tile(
+            total, open_row, d_x, ones, rank, opened, newest, began, goes_on, ranked_ptr, sum_ptr, carry_ptr, k, WIDTH,
+            SHORT_ROWS,
+        )  # fmt: skip
         opened = newest
         row, other, t, rank, newest = next_row, next_other, next_t, next_rank, next_newest
     close_row(total, open_row, last, began, goes_on, sum_ptr, carry_ptr, WIDTH, k, WIDTH)

@@ -32,7 +32,7 @@ class _Chunk(NamedTuple):
 
 def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor) -> Tensor:
     """``[R, T, D]``; shapes as in :func:`nsr.kernels.gated_residual_sum`, the replica axis always there."""
-    out = torch.zeros_like(tables.target_gate)
+    out = torch.zeros_like(tables.mean)
     for r in range(out.shape[0]):
         for chunk in _chunks(tables.replica(r), source, target, coefficient):
             out[r].index_add_(0, chunk.target, chunk.gate.mul_(chunk.residual))
@@ -43,7 +43,7 @@ def backward(
     grad: Tensor, tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor, needs_coefficient: bool
 ) -> Gradients:
     """Gradients of every argument of :func:`forward` from that of its result."""
-    sums = Tables(*map(torch.zeros_like, tables))
+    sums = Tables(*(grad.new_zeros(table.shape) for table in tables))
     d_coefficient = torch.zeros_like(coefficient) if needs_coefficient else None
     scaled = grad * _scale(target, grad)
     for r in range(grad.shape[0]):

@@ -16,6 +16,10 @@ class Tables(NamedTuple):
     weight: Tensor  # shape: [R, D, D]
     bias: Tensor  # shape: [R, D]
 
+    def widened(self) -> "Tables":
+        """The same in fp32, each row behind the one before."""
+        return Tables(*(table.float().contiguous() for table in self))
+
     def replica(self, index: int) -> "Tables":
         """The tables of one replica, without the axis."""
         return Tables(*(table[index] for table in self))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nsr.kernels.gated_sum_tables import Gradients, Tables
 from nsr.kernels.gated_sum_wide_kernels import hidden_backward, logit_backward, sum_forward, weight_backward
-from nsr.kernels.launch import carry_for, finish_rows, num_programs
+from nsr.kernels.launch import Sums, carry_for, finish_rows, num_programs
 from nsr.kernels.member_order import MemberOrder, member_order
 
 
@@ -64,11 +64,12 @@ class _Rows(NamedTuple):
 
 def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor, precision: str) -> Tensor:
     """As :func:`nsr.kernels.gated_sum_plain.forward`."""
+    tables = tables.widened()
     tiling = TILINGS[precision].forward
     replicas, sources, width = tables.messages.shape
     targets, (members, heads) = tables.target_gate.shape[1], coefficient.shape
     order = member_order(target, source, targets)
-    out = torch.zeros_like(tables.target_gate)
+    out = torch.empty_like(tables.target_gate)
     tiles = triton.cdiv(members, tiling.block_e)
     carry = carry_for(out, tiles)
     if tiles:
@@ -78,7 +79,7 @@ def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor,
             *tables, coefficient, *order.walk, order.scale, out, carry,
             sources, targets, members, tiles, run, **constants,
         )  # fmt: skip
-    finish_rows(order, carry, out, tiling.block_e)
+    finish_rows(order, Sums(out, carry, tiling.block_e))
     return out
 
 
@@ -97,6 +98,7 @@ def backward(
     The gradients of the source tables are added atomically in the same pass, or with ``deterministic`` in a second pass
     over the members sorted by source.
     """
+    tables = tables.widened()
     messages = tables.messages
     rows = _Rows(*map(torch.zeros_like, tables[:5]))
     d_coefficient = coefficient.new_zeros(grad.shape[0], *coefficient.shape) if needs_coefficient else None
@@ -171,5 +173,5 @@ def _pass(
             )  # fmt: skip
     side = slice(0, 2) if by_source else slice(2, 5)
     for out, carry in zip(rows[side], carries[side], strict=True):
-        finish_rows(order, carry, out, block_e)
+        finish_rows(order, Sums(out, carry, block_e))
     return d_weight.sum(1), d_bias.sum(1)

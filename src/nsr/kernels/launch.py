@@ -1,13 +1,16 @@
-"""What every fused kernel needs to be launched: how many programs, room for the carry, and its addition."""
+"""What every fused kernel needs to be launched: how many programs, room for the carry, and the last step of a sum."""
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from nsr.kernels.member_order import MemberOrder
-from nsr.kernels.row_runs import add_carry
+from nsr.kernels.row_runs import finish_tables
+
+ROWS_AT_ONCE = 32  # whose emptiness one program looks at
 
 
 @cache
@@ -27,15 +30,26 @@ def carry_for(out: Tensor, runs: int) -> Tensor:
     return out.new_empty(out.shape[0], runs, 2, *out.shape[2:])
 
 
-def finish_rows(order: MemberOrder, carry: Tensor, out: Tensor, members_per_run: int) -> None:
-    """Add the carry of each run to the rows of ``out`` that cross its borders."""
-    replicas, rows = out.shape[:2]
-    runs = carry.shape[1]
-    if runs < 2:
+class Sums(NamedTuple):
+    """A table of sums over rows that a kernel has left unfinished: what crosses a run's border is in the carry."""
+
+    out: Tensor  # shape: [R, rows, ...]
+    carry: Tensor  # shape: [R, runs, 2, ...]
+    members_per_run: int
+
+
+def finish_rows(order: MemberOrder, *tables: Sums) -> None:
+    """Add the carry of each run to the rows that cross its borders, and set rows without members to 0.
+
+    Up to three tables of equal shape are one launch.
+    """
+    replicas, rows = tables[0].out.shape[:2]
+    width = tables[0].out[0, 0].numel() if rows else 0
+    programs = max(triton.cdiv(rows, ROWS_AT_ONCE), *(table.carry.shape[1] for table in tables), 0)
+    if not width or not replicas:
         return
-    width = out[0, 0].numel()
-    block = min(256, triton.next_power_of_2(width))
-    add_carry[(runs, triton.cdiv(width, block), replicas)](
-        order.row, order.start, carry, out, rows, runs, members_per_run, order.row.shape[0], width,
-        BLOCK_W=block, num_warps=1,
+    arguments = [(x.carry, x.out, x.carry.shape[1], x.members_per_run) for x in (*tables, tables[0], tables[0])[:3]]
+    finish_tables[(programs, len(tables), replicas)](
+        order.row, order.start, *(part for table in arguments for part in table), rows, order.row.shape[0], width,
+        BLOCK_R=ROWS_AT_ONCE, BLOCK_W=min(256, triton.next_power_of_2(width)), num_warps=1,
     )  # fmt: skip

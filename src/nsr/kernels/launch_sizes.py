@@ -6,6 +6,7 @@ rows, whose length is a constant of the kernel, so a variant would gain nothing 
 
 SIZES = [
     "chunk",
+    "cleared",
     "end_tile",
     "first_run",
     "first_tile",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nsr.kernels import segment_sum_plain
 from nsr.kernels.paths import choose
-from nsr.kernels.replicas import fold, one_by_one, unfold
+from nsr.kernels.replicas import fold, fold_rows, in_rows, one_by_one, unfold
 
 
 def segment_sum(
@@ -46,8 +46,10 @@ def segment_sum(
     path = choose(messages, coefficient, fused=fused)
     wide = torch.float64 if torch.float64 in (messages.dtype, coefficient.dtype) else torch.float32
     single = messages.dim() == 2
-    lifted = (messages.unsqueeze(0) if single else messages).to(wide).contiguous()
-    total = _sum(lifted, source, target, coefficient.to(wide).contiguous(), num_targets, path.fused)
+    lifted = messages.unsqueeze(0) if single else messages
+    if not (path.fused and messages.dtype == torch.bfloat16):  # which the kernel reads as it is
+        lifted = lifted.to(wide)
+    total = _sum(in_rows(lifted), source, target, coefficient.to(wide).contiguous(), num_targets, path.fused)
     return total.squeeze(0) if single else total
 
 
@@ -84,7 +86,7 @@ def _sum_backward(
 
 @_sum.register_fake
 def _(messages: Tensor, source: Tensor, target: Tensor, coefficient: Tensor, num_targets: int, *_: Any) -> Tensor:
-    return messages.new_empty(messages.shape[0], num_targets, messages.shape[2])
+    return coefficient.new_empty(messages.shape[0], num_targets, messages.shape[2])
 
 
 @_sum_backward.register_fake
@@ -97,7 +99,7 @@ def _(
     fused: bool,
     needs_coefficient: bool,
 ) -> list[Tensor]:
-    return [torch.empty_like(x) for x in ([messages, coefficient] if needs_coefficient else [messages])]
+    return [grad.new_empty(x.shape) for x in ([messages, coefficient] if needs_coefficient else [messages])]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -107,8 +109,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs_coefficient = ctx.needs_input_grad[3]
-    grads = _sum_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options, needs_coefficient)
-    return (grads[0], None, None, grads[1] if needs_coefficient else None, None, None)
+    saved = ctx.saved_tensors
+    grads = _sum_backward(grad.contiguous(), *saved, *ctx.options, needs_coefficient)
+    return (grads[0].to(saved[0].dtype), None, None, grads[1] if needs_coefficient else None, None, None)
 
 
 _sum.register_autograd(_differentiate, setup_context=_save)
@@ -118,7 +121,7 @@ _sum.register_autograd(_differentiate, setup_context=_save)
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
     if any(dim is not None for dim in in_dims[1:]):  # a graph or coefficients of its own for each sample
         return one_by_one(_sum, info.batch_size, in_dims, args)[0], 0
-    return unfold(_sum(fold(args[0], in_dims[0], info.batch_size), *args[1:]), info.batch_size), 0
+    return unfold(_sum(fold_rows(args[0], in_dims[0], info.batch_size), *args[1:]), info.batch_size), 0
 
 
 @_sum_backward.register_vmap
@@ -126,5 +129,6 @@ def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[list[Tens
     if any(dim is not None for dim in in_dims[2:]) or args[-1]:  # the coefficients' gradient sums over replicas
         grads = one_by_one(_sum_backward, info.batch_size, in_dims, args)
         return grads, [0] * len(grads)
-    grad, messages = (fold(x, dim, info.batch_size) for x, dim in zip(args[:2], in_dims, strict=False))
+    grad = fold(args[0], in_dims[0], info.batch_size)
+    messages = fold_rows(args[1], in_dims[1], info.batch_size)
     return [unfold(_sum_backward(grad, messages, *args[2:])[0], info.batch_size)], [0]

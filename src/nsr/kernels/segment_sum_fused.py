@@ -4,7 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from nsr.kernels.launch import carry_for, finish_rows, num_programs
+from nsr.kernels.launch import Sums, carry_for, finish_rows, num_programs
 from nsr.kernels.member_order import MemberOrder, member_order
 from nsr.kernels.segment_sum_kernels import coefficient_backward, weighted_sum
 
@@ -29,7 +29,7 @@ def backward(
     d_coefficient = torch.empty_like(coefficient)
     if members:
         coefficient_backward[(triton.cdiv(members, 64),)](
-            grad, messages, coefficient, source, target, d_coefficient,
+            grad, messages.float().contiguous(), coefficient, source, target, d_coefficient,
             replicas, sources, grad.shape[1], members,
             HEADS=heads, HEAD_WIDTH=width // heads, BLOCK_E=64,
             BLOCK_D=min(128, triton.next_power_of_2(width // heads)),
@@ -41,7 +41,7 @@ def _sum(x: Tensor, coefficient: Tensor, order: MemberOrder, rows: int) -> Tenso
     """``sum_i t_i x_i`` over the members of each row."""
     members, heads = coefficient.shape
     replicas, others, width = x.shape
-    out = x.new_zeros(replicas, rows, width)
+    out = coefficient.new_empty(replicas, rows, width)
     block_d = min(128, triton.next_power_of_2(width))
     block_e = min(128, BLOCK_ELEMENTS // block_d)
     blocks = triton.cdiv(members, block_e)
@@ -51,7 +51,7 @@ def _sum(x: Tensor, coefficient: Tensor, order: MemberOrder, rows: int) -> Tenso
         weighted_sum[(carry.shape[1], triton.cdiv(width, block_d), replicas)](
             x, coefficient, order.other, order.member, order.rank, order.ranked,
             out, carry, rows, others, members, run,
-            WIDTH=width, HEADS=heads, BLOCK_E=block_e, BLOCK_D=block_d, num_warps=1,
+            WIDTH=width, STRIDE=x.stride(1), HEADS=heads, BLOCK_E=block_e, BLOCK_D=block_d, num_warps=1,
         )  # fmt: skip
-    finish_rows(order, carry, out, run)
+    finish_rows(order, Sums(out, carry, run))
     return out

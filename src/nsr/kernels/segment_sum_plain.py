@@ -24,7 +24,7 @@ def backward(
     """Gradients of ``messages`` and, where asked for, of ``coefficient``."""
     replicas, _, width = messages.shape
     heads = coefficient.shape[1]
-    d_messages = torch.zeros_like(messages)
+    d_messages = grad.new_zeros(messages.shape)
     d_coefficient = torch.zeros_like(coefficient) if needs_coefficient else None
     for r in range(replicas):
         for members in _slices(messages, source):

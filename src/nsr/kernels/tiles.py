@@ -73,14 +73,17 @@ def tile_members(row_ptr, other_ptr, member_ptr, tile, members, BLOCK_E: tl.cons
 
 
 @triton.jit
-def load_rows(table_ptr, row, column, WIDTH: tl.constexpr):
-    """``[row, column]`` of a table; 0 beyond its width. A member that does not exist reads row 0, which exists."""
-    at = row[:, None] * WIDTH + column[None, :]
+def load_rows(table_ptr, row, column, WIDTH: tl.constexpr, STRIDE: tl.constexpr = 0):
+    """``[row, column]`` of a table in fp32; 0 beyond its width. Members that do not exist read row 0, which exists.
+
+    Rows are ``STRIDE`` elements apart where they do not follow each other.
+    """
+    at = row[:, None] * (STRIDE if STRIDE else WIDTH) + column[None, :]
     if column.shape[0] * (WIDTH // column.shape[0]) == WIDTH:
         block = tl.load(table_ptr + at)
     else:
         block = tl.load(table_ptr + at, mask=(column < WIDTH)[None, :], other=0.0)
-    return block
+    return block.to(tl.float32)
 
 
 @triton.jit
@@ -190,7 +193,7 @@ def tanh(x):
 def normal_by_tanh(x):
     """``2 cdf(x) - 1`` of a normal as ``tanh(x p(x^2))``, and the derivative of the inner part.
 
-    The polynomial is fitted to within 3.3e-5 of the distribution function, far below the error of the instruction;
+    The polynomial is fitted to within 3.3e-5 of the distribution function, far below the instruction's own error;
     beyond the bound on ``x^2`` both are 1.
     """
     square = tl.minimum(x * x, 20.0)

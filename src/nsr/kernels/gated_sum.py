@@ -24,6 +24,8 @@ from torch import Tensor
 
 from nsr.kernels import gated_sum_plain
 from nsr.kernels.gated_sum_tables import Tables
+from nsr.kernels.index_origin import index_origin
+from nsr.kernels.member_order import from_origin
 from nsr.kernels.paths import Precision, choose
 from nsr.kernels.replicas import fold, fold_rows, in_rows, one_by_one, unfold
 
@@ -94,9 +96,8 @@ def gated_residual_sum(
         for x, gathered in zip(lifted, (True, True, True, False, True, False, False), strict=True)
     )
     rows = (in_rows(m), in_rows(a), in_rows(b), *(x.contiguous() for x in (u, c, *weights)))
-    out = _forward(
-        *rows, source, target, coefficient.to(wide).contiguous(), path.fused, path.precision, path.deterministic
-    )
+    options = (path.fused, path.precision, path.deterministic, index_origin(source, target))
+    out = _forward(*rows, source, target, coefficient.to(wide).contiguous(), *options)
     return out.squeeze(0) if single else out
 
 
@@ -115,9 +116,10 @@ def _forward(
     fused: bool,
     precision: str,
     deterministic: bool,
+    origin: int,
 ) -> Tensor:
     tables = Tables(messages, source_gate, target_gate, mean, mean_gate, weight, bias)
-    with torch.autocast(messages.device.type, enabled=False):
+    with torch.autocast(messages.device.type, enabled=False), from_origin(origin):
         if not fused:
             return gated_sum_plain.forward(tables, source, target, coefficient)
         from nsr.kernels import gated_sum_fused
@@ -141,11 +143,12 @@ def _backward(
     fused: bool,
     precision: str,
     deterministic: bool,
+    origin: int,
     needs_coefficient: bool,
 ) -> list[Tensor]:
     tables = Tables(messages, source_gate, target_gate, mean, mean_gate, weight, bias)
     args = (grad, tables, source, target, coefficient, needs_coefficient)
-    with torch.autocast(messages.device.type, enabled=False):
+    with torch.autocast(messages.device.type, enabled=False), from_origin(origin):
         if not fused:
             grads = gated_sum_plain.backward(*args)
         else:
@@ -176,7 +179,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     grads = _backward(grad.contiguous(), *saved, *ctx.options, needs_coefficient)
     narrowed = (d.to(x.dtype) for d, x in zip(grads[:7], saved[:7], strict=True))
-    return (*narrowed, None, None, grads[7] if needs_coefficient else None, None, None, None)
+    return (*narrowed, None, None, grads[7] if needs_coefficient else None, None, None, None, None)
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

@@ -49,18 +49,20 @@ _cache: OrderedDict[tuple, _Entry] = OrderedDict()
 _CAPACITY = 64
 # Orders made within one capture. Their indices are held, so that no other comes to lie where they lay.
 _made: dict[tuple, tuple[MemberOrder, Tensor, Tensor]] | None = None
+_origin = 0  # of the index that an operator is called with, see nsr.kernels.index_origin
 
 
 def member_order(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:
     """Members sorted by ``row``, from the cache where the same index, unchanged, was sorted before.
 
-    "The same" is the same storage, place in it, shape and version counter: an in-place write is noticed, and a copy is
-    another graph. Inference tensors have no counter and are sorted each time. What is sorted while a CUDA graph is
-    captured has no values yet and is kept for that capture at most; what was sorted before is found.
+    "The same" is the same storage, place in it, shape and version counter, and within a compiled graph the same origin:
+    an in-place write is noticed, and a copy is another graph. Inference tensors have no counter and are sorted each
+    time. What is sorted while a CUDA graph is captured has no values yet and is kept for that capture at most; what was
+    sorted before is found.
     """
     if row.is_inference() or other.is_inference():
         return _sort(row, other, num_rows)
-    key = (*_identity(row), *_identity(other), num_rows)
+    key = (*_identity(row), *_identity(other), num_rows, _origin)
     capturing = row.is_cuda and torch.cuda.is_current_stream_capturing()
     if key in _cache:
         _cache.move_to_end(key)
@@ -87,6 +89,17 @@ def one_capture() -> Iterator[None]:
         yield
     finally:
         _made = before
+
+
+@contextmanager
+def from_origin(number: int) -> Iterator[None]:
+    """Around an operator's work on an index whose origin has this number."""
+    global _origin
+    before, _origin = _origin, number
+    try:
+        yield
+    finally:
+        _origin = before
 
 
 def _sort(row: Tensor, other: Tensor, num_rows: int) -> MemberOrder:

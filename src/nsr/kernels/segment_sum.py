@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from nsr.kernels import segment_sum_plain
+from nsr.kernels.index_origin import index_origin
+from nsr.kernels.member_order import from_origin
 from nsr.kernels.paths import choose
 from nsr.kernels.replicas import fold, fold_rows, in_rows, one_by_one, unfold
 
@@ -49,19 +51,21 @@ def segment_sum(
     lifted = messages.unsqueeze(0) if single else messages
     if not (path.fused and messages.dtype == torch.bfloat16):  # which the kernel reads as it is
         lifted = lifted.to(wide)
-    total = _sum(in_rows(lifted), source, target, coefficient.to(wide).contiguous(), num_targets, path.fused)
+    t, origin = coefficient.to(wide).contiguous(), index_origin(source, target)
+    total = _sum(in_rows(lifted), source, target, t, num_targets, path.fused, origin)
     return total.squeeze(0) if single else total
 
 
 @torch.library.custom_op("nsr::segment_sum", mutates_args=())
 def _sum(
-    messages: Tensor, source: Tensor, target: Tensor, coefficient: Tensor, num_targets: int, fused: bool
+    messages: Tensor, source: Tensor, target: Tensor, coefficient: Tensor, num_targets: int, fused: bool, origin: int
 ) -> Tensor:
     if not fused:
         return segment_sum_plain.forward(messages, source, target, coefficient, num_targets)
     from nsr.kernels import segment_sum_fused
 
-    return segment_sum_fused.forward(messages, source, target, coefficient, num_targets)
+    with from_origin(origin):
+        return segment_sum_fused.forward(messages, source, target, coefficient, num_targets)
 
 
 @torch.library.custom_op("nsr::segment_sum_backward", mutates_args=())
@@ -72,6 +76,7 @@ def _sum_backward(
     target: Tensor,
     coefficient: Tensor,
     fused: bool,
+    origin: int,
     needs_coefficient: bool,
 ) -> list[Tensor]:
     args = (grad, messages, source, target, coefficient, needs_coefficient)
@@ -80,7 +85,8 @@ def _sum_backward(
     else:
         from nsr.kernels import segment_sum_fused
 
-        grads = segment_sum_fused.backward(*args)
+        with from_origin(origin):
+            grads = segment_sum_fused.backward(*args)
     return [g for g in grads if g is not None]
 
 
@@ -97,6 +103,7 @@ def _(
     target: Tensor,
     coefficient: Tensor,
     fused: bool,
+    origin: int,
     needs_coefficient: bool,
 ) -> list[Tensor]:
     return [grad.new_empty(x.shape) for x in ([messages, coefficient] if needs_coefficient else [messages])]
@@ -111,7 +118,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs_coefficient = ctx.needs_input_grad[3]
     saved = ctx.saved_tensors
     grads = _sum_backward(grad.contiguous(), *saved, *ctx.options, needs_coefficient)
-    return (grads[0].to(saved[0].dtype), None, None, grads[1] if needs_coefficient else None, None, None)
+    return (grads[0].to(saved[0].dtype), None, None, grads[1] if needs_coefficient else None, None, None, None)
 
 
 _sum.register_autograd(_differentiate, setup_context=_save)

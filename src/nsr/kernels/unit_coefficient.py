@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsr.kernels.index_origin import index_origin
+from nsr.kernels.member_order import from_origin
 from nsr.kernels.paths import device_obstacle
 from nsr.kernels.replicas import one_by_one
 
@@ -34,27 +36,30 @@ def unit_coefficient(
     if fused and obstacle:
         raise ValueError(f"fused=True, but {obstacle}. Leave fused at None to take the plain path there.")
     t = coefficient.to(torch.promote_types(coefficient.dtype, torch.float32)).contiguous()
-    return _unit(t, source, target, num_targets, fused is not False and obstacle is None)
+    fused = fused is not False and obstacle is None
+    return _unit(t, source, target, num_targets, fused, index_origin(source, target))
 
 
 @torch.library.custom_op("nsr::unit_coefficient", mutates_args=())
-def _unit(coefficient: Tensor, source: Tensor, target: Tensor, num_targets: int, fused: bool) -> Tensor:
+def _unit(coefficient: Tensor, source: Tensor, target: Tensor, num_targets: int, fused: bool, origin: int) -> Tensor:
     if not fused:
         return coefficient / _length(coefficient, target, num_targets).index_select(0, target)
     from nsr.kernels import unit_coefficient_fused
 
-    return unit_coefficient_fused.forward(coefficient, source, target, num_targets)
+    with from_origin(origin):
+        return unit_coefficient_fused.forward(coefficient, source, target, num_targets)
 
 
 @torch.library.custom_op("nsr::unit_coefficient_backward", mutates_args=())
 def _unit_backward(
-    grad: Tensor, coefficient: Tensor, source: Tensor, target: Tensor, num_targets: int, fused: bool
+    grad: Tensor, coefficient: Tensor, source: Tensor, target: Tensor, num_targets: int, fused: bool, origin: int
 ) -> Tensor:
     r"""``(g - t̂ sum_j t̂_j g_j) / |t|``."""
     if fused:
         from nsr.kernels import unit_coefficient_fused
 
-        return unit_coefficient_fused.backward(grad, coefficient, source, target, num_targets)
+        with from_origin(origin):
+            return unit_coefficient_fused.backward(grad, coefficient, source, target, num_targets)
     length = _length(coefficient, target, num_targets).index_select(0, target)
     unit = coefficient / length
     along = grad.new_zeros(num_targets, grad.shape[1]).index_add_(0, target, grad * unit)
@@ -83,7 +88,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _unit_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options), None, None, None, None
+    return _unit_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options), None, None, None, None, None
 
 
 _unit.register_autograd(_differentiate, setup_context=_save)

@@ -134,10 +134,10 @@ def layer_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_operators_keep_the_contract() -> None:
     tables, source, target, t = drawn(lead=(2,))
     fresh = [x.detach().clone().requires_grad_() for x in (*tables, t)]
-    options = (False, "fp32", False)
+    options = (False, "fp32", False, 0)
     torch.library.opcheck(torch.ops.nsr.gated_residual_sum.default, (*fresh[:-1], source, target, fresh[-1], *options))
-    torch.library.opcheck(torch.ops.nsr.segment_sum.default, (fresh[0], source, target, fresh[-1], TARGETS, False))
-    torch.library.opcheck(torch.ops.nsr.unit_coefficient.default, (fresh[-1], source, target, TARGETS, False))
+    torch.library.opcheck(torch.ops.nsr.segment_sum.default, (fresh[0], source, target, fresh[-1], TARGETS, False, 0))
+    torch.library.opcheck(torch.ops.nsr.unit_coefficient.default, (fresh[-1], source, target, TARGETS, False, 0))
 
 
 def test_compiled_without_a_graph_break(layer_inputs: tuple[Tensor, ...]) -> None:

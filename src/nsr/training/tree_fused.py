@@ -21,7 +21,7 @@ from nsr.training.tree_layer_kernels import collect_pairs, collect_rows, layer_b
 from nsr.training.tree_plan import LayerPlan
 
 _NODES = 16  # in a tile
-_WARPS_FORWARD, _WARPS_BACKWARD = 2, 4
+_WARPS_FORWARD, _WARPS_BACKWARD = 4, 4  # with two the forward kernel spills in fp32
 _PROGRAMS = 264  # of the backward kernel: two for each multiprocessor of an H100
 _ROWS = 32  # in a tile of collect_rows
 

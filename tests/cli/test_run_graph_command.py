@@ -144,7 +144,7 @@ def test_diagnostic_on_roman_empire(tmp_path: Path, data_dir: Path) -> None:
         (["tree", "--seed", "x"], "such as 0,1,2 or 0-9"),
         (["tree", "--device", "cuda:77"], "CUDA devices. Use --device cpu"),
         (["tree", "--device", "abacus"], "is no device"),
-        (["tree", "--precision", "fp8"], "expected fp32 or tf32"),
+        (["tree", "--precision", "fp8"], "expected fp32, tf32, bf16"),
         (["heterophily", "--dataset", "cora"], "no data set 'cora'"),
         (["heterophily", "--dataset", "minesweeper-generated", "--split", "12"], "splits 0 to 9"),
     ],

@@ -4,8 +4,8 @@ The arms of a graph are measured in turns: the plain GCN, eager and compiled, an
 it, eager and compiled; ``nsr.attach`` and nothing else; and the branch as the library trains it: compiled, on a GPU
 captured in a CUDA graph in each precision of the gate's product, and as ten replicas. Products are fp32 unless an arm
 says TF32 or bf16; bf16 alone is the gate's product, the others are then TF32, and with autocast every one is bf16. On a
-GPU each arm has a process of its own. An arm that fails is recorded with its error, one that is both compiled and
-captured with its kernels. On a CPU models have one layer: a step of the literal form with four takes a minute.
+GPU each arm has a process of its own. An arm that fails is recorded with its error; replicas, and what is both compiled
+and captured, with their kernels. On a CPU models have one layer: a step of the literal form with four takes a minute.
 """
 
 import json
@@ -22,7 +22,6 @@ import torch
 from nsr.bench import graph_steps as steps
 from nsr.bench.graph_cases import MINESWEEPER, QUICK, ROMAN_EMPIRE, TOLOKERS, GraphCase, edge_index
 from nsr.bench.kernel_errors import kernel_errors
-from nsr.bench.kernel_times import kernel_times
 from nsr.bench.model_errors import model_errors
 from nsr.bench.side_by_side import Measured, Model, measure_models
 from nsr.experiments.record import Record, command_line, environment
@@ -163,16 +162,19 @@ def _measure(
         for place in notes.values():
             place.mkdir()
         rounds, seconds = (2, 0.0) if quick else (5, 0.05) if device.type == "cuda" else (3, 0.0)
-        times = measure_models(models, device, rounds=rounds, seconds=seconds, limit=limit)
+        times = measure_models(models, device, rounds=rounds, seconds=seconds, limit=limit, profile=_is_profiled)
         return {case: _found(notes[case], names, times[case.name]) for case in together}
+
+
+def _is_profiled(name: str) -> bool:
+    return "compiled and captured" in name or "replica" in name
 
 
 def _found(notes: Path, names: list[str], times: dict[str, Measured]) -> dict[str, Any]:
     """Notes and times of the arms of one case, and its errors."""
-    found = {
-        name: _noted(notes, name) | ({"milliseconds": asdict(times[name].timing)} if name in times else {})
-        for name in names
-    }
+    found = {name: _noted(notes, name) for name in names}
+    for name, arm in times.items():
+        found[name] |= {"milliseconds": asdict(arm.timing)} | ({"kernels": arm.kernels} if arm.kernels else {})
     return found.pop(ERRORS, {}) | found
 
 
@@ -200,8 +202,10 @@ def arms(on_gpu: bool, quick: bool) -> dict[str, Arm]:
     elif not quick:
         found["NSR, compiled"] = Arm(_step(steps.trained, compiled=True))
     if on_gpu or quick:
-        found["NSR, one replica, TF32"] = Arm(_replicas(1), "high")
-        found["NSR, ten replicas, TF32"] = Arm(_replicas(REPLICAS), "high", replicas=REPLICAS)
+        for precision in ("TF32", "bf16"):
+            told, _ = MODES[precision]
+            found[f"NSR, one replica, {precision}"] = Arm(_replicas(1), told)
+            found[f"NSR, ten replicas, {precision}"] = Arm(_replicas(REPLICAS), told, replicas=REPLICAS)
     return found
 
 
@@ -227,7 +231,7 @@ def _build(
         _note(notes, name, error=f"{type(error).__name__}: {error}"[:500])
         return {}
     _note(notes, name, peak_bytes=peak)
-    return {name: _Profiled(step, name, device, notes) if "compiled and captured" in name else step}
+    return {name: step}
 
 
 def _errors(task: steps.Task) -> dict[str, Any]:
@@ -262,20 +266,6 @@ def build_step(arm: Arm, task: steps.Task) -> tuple[Callable[[], None], int | No
         return call, None
     torch.cuda.synchronize(task.device)
     return call, torch.cuda.max_memory_allocated(task.device) - before
-
-
-class _Profiled:
-    """A step that notes its kernels in its second call: the first one that has the GPU to itself, and is not timed."""
-
-    def __init__(self, step: Callable[[], None], name: str, device: torch.device, notes: Path) -> None:
-        self.step, self.name, self.device, self.notes = step, name, device, notes
-        self.calls = 0
-
-    def __call__(self) -> None:
-        self.calls += 1
-        if self.calls == 2:
-            _note(self.notes, self.name, kernels=kernel_times(self.step, self.device))
-        self.step()
 
 
 def _note(notes: Path, name: str, **facts: Any) -> None:

@@ -35,7 +35,13 @@ TreesPerBatch = Annotated[
 ]
 Rate = Annotated[float | None, typer.Option(min=0.0, help="Initial learning rate. Default: the paper's.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … Default: a GPU if there is one.")]
-Precision = Annotated[str | None, typer.Option(help="Matrix products in fp32 or tf32. Default: tf32 on a GPU.")]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        help="Matrix products in fp32 or tf32; bf16: in tf32, but the branch's product a member in bf16. "
+        "Default: bf16 on a GPU."
+    ),
+]
 # The kernels of trees have not been shown to learn in TF32 what they learn in fp32.
 TreePrecision = Annotated[str, typer.Option(help="Matrix products in fp32 or tf32.")]
 Together = Annotated[int, typer.Option(min=1, help="Seeds or splits trained at once; fewer need less memory.")]
@@ -231,10 +237,10 @@ def _device(name: str | None, precision: str | None) -> "torch.device":
             raise ValueError(f"--device {name}: this machine has {count} CUDA devices. Use --device cpu.")
     elif device.type != "cpu":
         raise ValueError(f"--device {name}: expected cpu or cuda.")
-    known = {"fp32": "highest", "tf32": "high"}
-    precision = precision or ("tf32" if device.type == "cuda" else "fp32")
+    known = {"fp32": "highest", "tf32": "high", "bf16": "medium"}  # as the kernels take what torch is told
+    precision = precision or ("bf16" if device.type == "cuda" else "fp32")
     if precision not in known:
-        raise ValueError(f"--precision is {precision!r}; expected fp32 or tf32.")
+        raise ValueError(f"--precision is {precision!r}; expected {', '.join(known)}.")
     torch.set_float32_matmul_precision(known[precision])
     return device
 

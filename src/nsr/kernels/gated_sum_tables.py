@@ -21,8 +21,8 @@ class Tables(NamedTuple):
         return Tables(*(table.float().contiguous() for table in self))
 
     def replica(self, index: int) -> "Tables":
-        """The tables of one replica, without the axis."""
-        return Tables(*(table[index] for table in self))
+        """The tables of one replica, without the axis, each row behind the one before: a CPU gathers those faster."""
+        return Tables(*(table[index].contiguous() for table in self))
 
 
 class Gradients(NamedTuple):

@@ -12,8 +12,9 @@ def forward(messages: Tensor, source: Tensor, target: Tensor, coefficient: Tenso
     heads = coefficient.shape[1]
     out = messages.new_zeros(replicas, num_targets, width)
     for r in range(replicas):
+        table = messages[r].contiguous()  # a CPU gathers rows out of a wider table more slowly
         for members in _slices(messages, source):
-            rows = messages[r].index_select(0, source[members]).unflatten(1, (heads, width // heads))
+            rows = table.index_select(0, source[members]).unflatten(1, (heads, width // heads))
             out[r].index_add_(0, target[members], rows.mul_(coefficient[members].unsqueeze(2)).flatten(1))
     return out
 

@@ -47,6 +47,15 @@ def test_the_literal_form_computes_what_the_library_computes() -> None:
         torch.testing.assert_close(literal.patch_logits(image), ours.patch_logits(image), rtol=1e-4, atol=1e-4)
 
 
+def test_the_limit_is_the_same_model_on_either_layers() -> None:
+    torch.manual_seed(0)
+    theirs, ours = models.FreeDrop(SIZE).eval(), models.FreeDrop(SIZE, own_layers=True).eval()
+    ours.load_state_dict(theirs.state_dict())
+    image = models.matched_inputs(2, SIZE, torch.device("cpu"), torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.patch_logits(image), theirs.patch_logits(image), rtol=1e-4, atol=1e-4)
+
+
 def test_arms_take_turns() -> None:
     calls: list[str] = []
     arms = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}

@@ -61,12 +61,13 @@ class PatchLogits(nn.Module):
 class FreeDrop(Segmenter):
     """The limit: tokens leave on the same schedule, by a slice, for nothing. What it predicts is worthless.
 
-    At the end each patch copies one of the tokens that are left, so that the head sees the full grid.
+    At the end each patch copies one of the tokens that are left, so that the head sees the full grid. Layers are timm's
+    or, with ``own_layers``, those that merged models run: whichever is faster is the limit.
     """
 
-    def __init__(self, size: tuple[int, int]) -> None:
+    def __init__(self, size: tuple[int, int], own_layers: bool = False) -> None:
         super().__init__(MergedViT(backbone(size), None), CLASSES)
-        self.removed = schedule(size)[1]
+        self.removed, self.own_layers = schedule(size)[1], own_layers
 
     def patch_logits(self, image: Tensor) -> Tensor:
         """Logits on the patch grid."""
@@ -75,12 +76,25 @@ class FreeDrop(Segmenter):
         x = host.embed(vit.backbone, image)
         for block, removed in zip(vit.backbone.blocks, self.removed, strict=True):
             assert isinstance(block, Block)
-            x = x + block.drop_path1(block.ls1(block.attn(block.norm1(x))))
-            x = x[:, : x.shape[1] - removed]
-            x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+            if self.own_layers:
+                x = host.mlp_half(block, _attended(block, x)[:, : x.shape[1] - removed])
+            else:
+                x = x + block.drop_path1(block.ls1(block.attn(block.norm1(x))))
+                x = x[:, : x.shape[1] - removed]
+                x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
         x = vit.backbone.norm(x)[:, 1:]
         x = x[:, torch.arange(grid[0] * grid[1], device=x.device) % x.shape[1]]
         return self.head(self.norm(x)).transpose(1, 2).unflatten(2, grid)
+
+
+def _attended(block: Block, x: Tensor) -> Tensor:
+    """``x + attn(norm1(x))`` with the library's linear layers; the attention is torch's, which knows no sizes."""
+    attn = block.attn
+    assert isinstance(attn, Attention)
+    qkv = host.norm_linear(x, block.norm1, attn.qkv).unflatten(2, (3, attn.num_heads, -1))
+    q, k, v = qkv.transpose(1, 3).unbind(2)  # shape: [B, H, N, d_h]
+    attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    return host.linear_add(x, attended, attn.proj)
 
 
 class LiteralToMe(Segmenter):

@@ -4,7 +4,7 @@ All arms are DeiT-Tiny/16 segmenters up to their logits on the patch grid (upsam
 bf16 on a GPU and fp32 on a CPU, timed in turns; those that are captured are recorded with their kernels:
 
 * the full model, eager, compiled, and compiled and captured in a CUDA graph (the reference of every ratio);
-* the limit: the same schedule of token counts with tokens dropped for free;
+* the limit: the same schedule of token counts with tokens dropped for free, on the compiler's layers and on ours;
 * ToMe as its publication words it;
 * ToMe of this library, and the same with NSR.
 """
@@ -12,6 +12,7 @@ bf16 on a GPU and fp32 on a CPU, timed in turns; those that are captured are rec
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,28 +121,30 @@ def _models(case: Case, device: torch.device, quick: bool) -> list[Model]:
         "merged + NSR": plain + best,
         "merged": plain + best,
         "free drop": best or plain,
+        **({"free drop, own layers": best} if on_gpu else {}),
         "full": plain + (("compiled",) if on_gpu else ()) + best,
         "literal ToMe": plain,
     }
-    if case.batch == 1:
-        del ways["free drop"]  # the latency of one image is compared with the full model's, not with a limit
+    if case.batch == 1:  # the latency of one image is compared with the full model's, not with a limit
+        ways = {name: those for name, those in ways.items() if not name.startswith("free drop")}
     stands = [Model(_build, (case, name, those, device)) for name, those in ways.items()]
     return stands + ([Model(captured_stages, (case.size, case.batch, device, _dtype(device)))] if on_gpu else [])
 
 
 def _build(case: Case, name: str, ways: tuple[str, ...], device: torch.device) -> dict[str, Callable[[], object]]:
     """The arms of one model: as it is, compiled, captured, as ``ways`` says."""
-    build: Callable[[tuple[int, int]], Segmenter] = {
+    builds: dict[str, Callable[[tuple[int, int]], Segmenter]] = {
         "full": models.full,
         "free drop": models.FreeDrop,
+        "free drop, own layers": partial(models.FreeDrop, own_layers=True),
         "literal ToMe": models.LiteralToMe,
         "merged": models.merged,
         "merged + NSR": models.with_residual,
-    }[name]
+    }
     torch.compiler.reset()  # one model more in the compiler's cache of a function and it would fall back to eager
     torch.manual_seed(0)
     image = models.matched_inputs(case.batch, case.size, device, _dtype(device))
-    model = models.PatchLogits(build(case.size)).to(device, _dtype(device)).eval().requires_grad_(False)
+    model = models.PatchLogits(builds[name](case.size)).to(device, _dtype(device)).eval().requires_grad_(False)
     return {f"{name}, {way}": _prepare(model, way, case, image) for way in ways}
 
 

@@ -177,8 +177,7 @@ def mlp_half(block: Block, x: Tensor) -> Tensor:
     plain = has_plain_parts(block) and isinstance(getattr(mlp, "norm", None), nn.Identity)
     if type(mlp) is not Mlp or not plain or not _has_kernel(x, mlp.fc2):
         return x + block.drop_path2(block.ls2(mlp(block.norm2(x))))
-    hidden = norm_linear(x, block.norm2, mlp.fc1, mlp.act)
-    return kernels.linear_add(x, hidden, mlp.fc2.weight, mlp.fc2.bias)
+    return linear_add(x, norm_linear(x, block.norm2, mlp.fc1, mlp.act), mlp.fc2)
 
 
 def norm_linear(x: Tensor, norm: nn.Module, linear: nn.Module, act: nn.Module | None = None) -> Tensor:
@@ -189,6 +188,11 @@ def norm_linear(x: Tensor, norm: nn.Module, linear: nn.Module, act: nn.Module | 
         return kernels.norm_linear(x, norm.weight, norm.bias, norm.eps, linear.weight, linear.bias, gelu)
     out = linear(norm(x))
     return out if act is None else act(out)
+
+
+def linear_add(x: Tensor, a: Tensor, linear: nn.Module) -> Tensor:
+    """``x + linear(a)``; as one kernel where it can be."""
+    return kernels.linear_add(x, a, linear.weight, linear.bias) if _has_kernel(x, linear) else x + linear(a)
 
 
 def _in_half_precision(x: Tensor, linear: nn.Module) -> bool:

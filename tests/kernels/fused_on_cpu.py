@@ -35,6 +35,7 @@ class Case:
     deterministic: bool = False
     free_mean: bool = False  # any direction in place of the members' own, which leaves a single member no residual
     wide: bool = False  # by the kernels for wide layers, with blocks so small that this layer takes several
+    short_runs: bool = False  # of a tile, as fp32 has them where there are many members
     chunked: bool = False  # the backward pass in chunks as small as they get
     bf16_tables: bool = False  # m, a, b and c in bf16, as products leave them under autocast
     columns: bool = False  # m and a as columns of one table
@@ -65,6 +66,8 @@ def cases() -> dict[str, Case]:
         "width 128, bf16": Case(some, 45, width=128, precision="bf16", bf16_tables=True, columns=True),
         "chunks": Case(some, 40, chunked=True),
         "chunks, replicas": Case(some, 40, replicas=2, chunked=True),
+        "short runs": Case(torch.randint(0, 40, (400,)), 40, short_runs=True),
+        "short runs, replicas": Case(torch.randint(0, 40, (200,)), 40, replicas=2, short_runs=True),
         "wide": Case(some, 40, width=48, wide=True, chunked=True),
         "wide, deterministic": Case(some[:100], 40, width=48, heads=2, deterministic=True, wide=True, chunked=True),
         "wide, replicas": Case(some[:100], 40, width=48, heads=3, replicas=2, wide=True),
@@ -128,6 +131,7 @@ def main() -> None:
         gated_sum_wide.TILINGS[precision] = gated_sum_wide.Tilings(*small)
     for name, case in cases().items():
         gated_sum_narrow.MAX_WIDTH = 0 if case.wide else 128
+        gated_sum_narrow.FP32_RUN = 32 if case.short_runs else 1024
         gated_sum_narrow.CHUNK_ELEMENTS = gated_sum_wide.CHUNK_ELEMENTS = 1 if case.chunked else 1 << 25
         results[name] = errors(case)
     print(json.dumps(results))

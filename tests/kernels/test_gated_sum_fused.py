@@ -33,6 +33,8 @@ CASES = (
     "width 128, bf16",
     "chunks",
     "chunks, replicas",
+    "short runs",
+    "short runs, replicas",
     "wide",
     "wide, deterministic",
     "wide, replicas",

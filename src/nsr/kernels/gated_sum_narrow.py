@@ -55,6 +55,9 @@ TERMS = {"bf16": 1, "tf32": 2, "fp32": 2}
 FEWEST_TILES = 6  # of a run, where replicas are many: each reads all of W2 first
 SHORT_ROW = 12  # members of a row on average, up to which one product sums many rows of a tile
 CHUNK_ELEMENTS = 1 << 29  # of the logits' gradients between the backward kernels, in bf16: 1 GB
+# Members of a run in fp32. Tensor cores cut what they add up instead of rounding it: over 8,000 members that puts W2's
+# gradient 3e-5 off, over 1,000 of them 6e-6. What runs leave is added in fp32.
+FP32_RUN = 1024
 
 
 class _Runs(NamedTuple):
@@ -162,7 +165,10 @@ def _walk(
     replicas, sources, width = tables.messages.shape
     targets, rows, members = grad.shape[1], sums[0].shape[1], coefficient.shape[0]
     elements = replicas * TERMS[precision] * width
-    chunk, by_logit, by_hidden = _plan(members, CHUNK_ELEMENTS // elements, tables, TILINGS[precision])
+    most = CHUNK_ELEMENTS // elements
+    if precision == "fp32":
+        most = min(most, FP32_RUN * _programs(tables, members, TILINGS[precision].hidden))
+    chunk, by_logit, by_hidden = _plan(members, most, tables, TILINGS[precision])
     d_logit = grad.new_empty(chunk * elements, dtype=torch.bfloat16)
     d_weight = tables.weight.new_empty(replicas, by_hidden.at_once, width, width)
     d_bias = tables.bias.new_empty(replicas, by_logit.total, width)

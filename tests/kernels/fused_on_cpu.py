@@ -131,7 +131,7 @@ def main() -> None:
         gated_sum_wide.TILINGS[precision] = gated_sum_wide.Tilings(*small)
     for name, case in cases().items():
         gated_sum_narrow.MAX_WIDTH = 0 if case.wide else 128
-        gated_sum_narrow.FP32_RUN = 32 if case.short_runs else 1024
+        gated_sum_narrow.FP32_RUN = 16 if case.short_runs else 512
         gated_sum_narrow.CHUNK_ELEMENTS = gated_sum_wide.CHUNK_ELEMENTS = 1 if case.chunked else 1 << 25
         results[name] = errors(case)
     print(json.dumps(results))

@@ -13,7 +13,7 @@ SHARED = 227 * 1024  # bytes of a multiprocessor's memory that one program can h
 # Bytes a thread that a kernel may spill; others none. Accumulators of a whole layer's weights are what does not fit.
 SPILLED = {
     "graph in bf16": {"sum_forward": 160, "logit_backward": 224},
-    "graph in fp32": {"sum_forward": 192, "logit_backward": 192, "hidden_backward": 160},
+    "graph in fp32": {"logit_backward": 64, "hidden_backward": 192},
     "heads": {"sum_forward": 96, "logit_backward": 1280, "hidden_backward": 320},
     "training": {"encode": 400, "encode_backward": 64, "attend_backward_keys": 128},
     "trees": {"layer_backward": 1700, "head_loss": 16},

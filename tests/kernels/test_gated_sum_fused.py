@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("fused_on_cpu.py")
-# Relative to the fp64 twin. One bf16 term has 8 bits, two have 16; the residual, its product with the gate and the sum
-# are fp32. The gradient of a bf16 table is rounded to bf16.
-BOUNDS = {"tf32": 1e-5, "bf16": 3e-2, "wide, bf16": 3e-2, "long rows, bf16": 3e-2, "width 128, bf16": 3e-2}
+# Relative to the fp64 twin. One bf16 term has 8 bits, two have 16, three 24; the residual, its product with the gate
+# and the sum are fp32. The gradient of a bf16 table is rounded to bf16.
+BOUNDS = {"tf32": 3e-5, "bf16": 3e-2, "wide, bf16": 3e-2, "long rows, bf16": 3e-2, "width 128, bf16": 3e-2}
 BF16_TABLES = ("bf16 tables", "bf16 tables, columns", "bf16 tables, deterministic", "bf16 tables, wide")
 BOUNDS |= dict.fromkeys(BF16_TABLES, 5e-3)
 CASES = (
@@ -56,7 +56,7 @@ def errors(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_the_plain_twin(errors: dict[str, dict[str, float]], case: str) -> None:
     assert set(errors) == set(CASES)
-    bound = BOUNDS.get(case, 1e-5)
+    bound = BOUNDS.get(case, 5e-6)
     assert all(error <= bound for error in errors[case].values()), errors[case]
 
 

@@ -19,6 +19,7 @@ def test_indices_of_a_compiled_graph() -> None:
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout)
     assert found["error"] < 1e-6, "the second index was taken for the first"
+    assert found["error in place"] < 1e-6, "a write was not noticed"
     assert found["orders of a given index"] == 1, "sorted once, however many layers and calls"
 
 

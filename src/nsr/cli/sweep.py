@@ -22,8 +22,6 @@ _CELLS = {
     "zinc": ("backbone", "variant", "seed"),
 }
 _SEGMENTATION = ("voc", "ade20k", "cityscapes", "shapes")
-# What a GPU trains as one: seeds or splits are replicas of one model, the variants of a segmenter are one stack.
-_AS_ONE = {"tree": "seed", "heterophily": "split", "zinc": "seed"} | dict.fromkeys(_SEGMENTATION, "variant")
 _SPLITS = "0-9"  # the official ones
 _NUMBERS = ("depth", "seed", "split")
 _HELP = f"Which: {', '.join((*_CELLS, *_SEGMENTATION))}. Further options are those of nsr run."
@@ -91,8 +89,8 @@ def sweep_tasks(experiment: str, options: list[str], folders: list[str], *, as_o
         cells = _segmentation_cells(experiment, chosen)
     else:
         raise ValueError(f"There is no sweep of {experiment!r}; there are {', '.join((*_CELLS, *_SEGMENTATION))}.")
-    if as_one:
-        cells = _joined(cells, _AS_ONE[experiment])
+    if as_one:  # seeds or splits are replicas of one model, the variants of a segmenter are one stack
+        cells = _joined(cells, _CELLS[experiment][-1] if experiment in _CELLS else "variant")
     return [
         Task(
             "-".join((experiment, *cell.values())),

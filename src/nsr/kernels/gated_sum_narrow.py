@@ -165,7 +165,7 @@ def _walk(
     targets, rows, members = grad.shape[1], sums[0].shape[1], coefficient.shape[0]
     elements = replicas * TERMS[precision] * width
     most = CHUNK_ELEMENTS // elements
-    if precision == "fp32":
+    if precision == "fp32" and not by_source:  # which makes no gradient of W2
         most = min(most, FP32_RUN * _programs(tables, members, TILINGS[precision].hidden))
     chunk, by_logit, by_hidden = _plan(members, most, tables, TILINGS[precision])
     d_logit = grad.new_empty(chunk * elements, dtype=torch.bfloat16)

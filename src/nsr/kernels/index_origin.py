@@ -2,8 +2,9 @@
 
 ``torch.compile`` lets an index that it computes take the memory of an earlier one that is no longer needed, and its
 kernels write without a trace in the version counter. Two indices of one graph then look the same to a cache that knows
-storages, shapes and versions alone. So while a graph is traced every tensor that an index comes from is given a number,
-and the number goes with the call as a constant.
+storages, shapes and versions alone; nor does it see that an index was written to in place. So while a graph is traced
+every tensor that an index comes from is given a number, another one after each write to it, and the number goes with
+the call as a constant.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from torch import Tensor
 _numbers = itertools.count(1)
 _noted = 0
 _KEY = "nsr_index"
+_IN_PLACE = {"iadd", "isub", "imul", "ifloordiv", "imod", "iand", "ior", "ixor", "ilshift", "irshift"}  # x += 1, ...
 _VIEWS = {operator.getitem, torch.select, torch.unbind, "select", "unbind", "detach", "view"}
 
 
@@ -41,13 +43,27 @@ def _note(context: Any) -> None:
     _noted = first << 24 | second
 
 
-def _number(node: torch.fx.Node) -> int:
-    """Of the tensor that an index is a view of: places within it tell views apart."""
-    while node.op in ("call_function", "call_method") and node.target in _VIEWS and _by_constants(node):
-        node = node.all_input_nodes[0]
-    return node.meta.setdefault(_KEY, next(_numbers))
+def _number(index: torch.fx.Node) -> int:
+    """Of the tensor that an index is a view of, as it is now: places within it tell views apart."""
+    viewed = _viewed(index)
+    writes = sum(_writes(node) and _viewed(node.args[0]) is viewed for node in viewed.graph.nodes)
+    return viewed.meta.setdefault(f"{_KEY} after {writes} writes", next(_numbers))
 
 
-def _by_constants(node: torch.fx.Node) -> bool:
-    """Whether nothing but the first argument is a tensor: rows that another tensor picks are a copy."""
-    return len(node.all_input_nodes) == 1
+def _viewed(node: Any) -> Any:
+    """What a node is a view of. Rows that another tensor picks are a copy."""
+    while isinstance(node, torch.fx.Node) and (_is_view(node) or _writes(node)):
+        node = node.args[0]
+    return node
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    return node.target in _VIEWS and node.all_input_nodes == [*node.args[:1]]
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether a node changes its first argument, which is then also what it returns."""
+    if node.op not in ("call_function", "call_method") or not node.args:
+        return False
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    return node.target is operator.setitem or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))

@@ -206,7 +206,7 @@ class MergedViT(nn.Module):
         layouts = [event.plan.layout for event in state.codes if event.plan.layout is not None]
         codes = [event.codes for event in state.codes if event.codes is not None]
         spatial = self.spatial if self.spatial is not None and self.spatial.enabled and codes else None
-        laid_out = bool(layouts) and len(layouts) == len(state.codes) and x.dtype != torch.float64
+        laid_out = 0 < len(layouts) == len(state.codes) and x.dtype != torch.float64
         if (
             laid_out
             and spatial is not None

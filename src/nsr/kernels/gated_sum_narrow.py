@@ -24,12 +24,15 @@ class Tiling(NamedTuple):
     programs: int  # per multiprocessor
     registers: int | None = None  # at most, a thread
 
-    @property
-    def options(self) -> dict[str, int | None]:
-        """For the compiler."""
+    def options(self, width: int) -> dict[str, int | None]:
+        """For the compiler.
+
+        A product of 64 rows on tensor cores is work for four warps. Triton (3.6) gives half of its columns to each four
+        of eight, and where that makes eight columns the kernel dies of an illegal access.
+        """
         return {
             "BLOCK_E": self.block_e,
-            "num_warps": self.num_warps,
+            "num_warps": self.num_warps if width > 64 else min(self.num_warps, 4),
             "num_stages": 1,
             "maxnreg": self.registers,
         }
@@ -96,7 +99,7 @@ def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor,
         sum_forward[(carry.shape[1], replicas)](
             *tables._replace(weight=ready.weight), ready.coefficient, *order.sums, order.scale,
             out, carry, sources, targets, members, tiles, tiles_per_run, M_STRIDE=tables.messages.stride(1),
-            **_constants(tables, precision, members, targets), **tiling.options,
+            **_constants(tables, precision, members, targets), **tiling.options(tables.messages.shape[2]),
         )  # fmt: skip
     finish_rows(order, Sums(out, carry, tiles_per_run * tiling.block_e))
     return out
@@ -192,13 +195,14 @@ def _walk(
         first_run = begin // by_logit.members
         logit_backward[(min(by_logit.at_once, by_logit.total - first_run), replicas)](
             grad, *inputs, *order.sums, scale, d_m, d_t, d_bias, d_logit, sum_z, carry_z,
-            *sizes(by_logit, first_run), M_STRIDE=tables.messages.stride(1), **constants, **by_logit.tiling.options,
+            *sizes(by_logit, first_run), M_STRIDE=tables.messages.stride(1),
+            **constants, **by_logit.tiling.options(width),
         )  # fmt: skip
         first_run = begin // by_hidden.members
         hidden_backward[(min(by_hidden.at_once, by_hidden.total - first_run), replicas)](
             tables.source_gate, tables.target_gate, tables.mean_gate, ready.transposed,
             ready.coefficient, *order.sums, d_a, d_t, d_weight, d_logit, sum_x, sum_c, carry_x, carry_c,
-            *sizes(by_hidden, first_run), **constants, **by_hidden.tiling.options,
+            *sizes(by_hidden, first_run), **constants, **by_hidden.tiling.options(width),
         )  # fmt: skip
     lengths = (by_logit.members, by_hidden.members, by_hidden.members)
     finish_rows(order, *map(Sums, sums, carries, lengths))

@@ -1,6 +1,7 @@
 """The token kernels equal their plain twins: on the CPU through Triton's interpreter, and on a GPU."""
 
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +27,8 @@ GROUPS = [
         "check_restore",
     ),
     ("check_attention", "check_half_attention", "check_beside"),
-    ("check_linear", "check_half_block"),
-    ("check_tome_model", "check_pitome_model", "check_mpm_model"),
+    ("check_linear", "check_half_block", "check_stacked_branches"),
+    ("check_tome_model", "check_pitome_model", "check_mpm_model", "check_traced_model"),
 ]
 
 
@@ -35,6 +36,11 @@ GROUPS = [
 def test_kernels_equal_their_plain_twins_under_the_interpreter(names: tuple[str, ...]) -> None:
     pytest.importorskip("triton")
     _finish(*_start("cpu", names))
+
+
+def test_no_check_is_left_out() -> None:
+    defined = re.findall(r"^def (check_\w+)", CHECKS.read_text(), re.MULTILINE)
+    assert sorted(name for names in GROUPS for name in names) == sorted(defined)
 
 
 @pytest.mark.gpu

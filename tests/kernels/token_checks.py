@@ -443,11 +443,31 @@ def check_mpm_model() -> None:
     model_equals_its_plain_twin(MPM(blocks=(0, 1)))
 
 
-def model_equals_its_plain_twin(merger: MergeRule) -> None:
+def check_traced_model() -> None:
+    """A compiler takes the model whole, kernels and all, with gradient in fp32 and without in bf16."""
+    for merger in (ToMe(r=5), PiToMe(keep=0.7), MPM(blocks=(0, 1), keep_length=True)):
+        for kind, learns in ((torch.float32, True), (torch.bfloat16, False)):
+            vit = small_model(merger).to(kind).requires_grad_(learns)
+            image = torch.randn(2, 3, 96, 96, dtype=kind)
+            torch.compiler.reset()
+            torch.set_default_device(None)  # which torch 2.11 cannot trace
+            with kernels.token_kernels(True):
+                traced = torch.compile(vit.forward_patches, backend="eager", fullgraph=True)
+                torch.testing.assert_close(traced(image), vit.forward_patches(image))
+            torch.set_default_device(image.device)
+
+
+def small_model(merger: MergeRule) -> MergedViT:
+    """Two blocks and a branch that does something."""
     backbone = timm.create_model("deit_tiny_patch16_224", img_size=96, depth=2, embed_dim=32, num_heads=2)
     vit = MergedViT(backbone, merger, TokenResidual(code=16)).eval().requires_grad_(False)
     for parameter in (*vit.branches.parameters(), *vit.spatial.parameters()):  # type: ignore[union-attr]
         parameter.copy_(torch.randn_like(parameter) * 0.3)
+    return vit
+
+
+def model_equals_its_plain_twin(merger: MergeRule) -> None:
+    vit = small_model(merger)
     image = torch.randn(2, 3, 96, 96)
     with kernels.token_kernels(False):
         expected = vit.forward_features(image)

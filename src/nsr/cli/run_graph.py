@@ -209,15 +209,13 @@ def _line(name: str, terminal: bool) -> "Watch":
         if not terminal and progress.seconds < next_at:
             return
         next_at = progress.seconds + 30
-        rate = progress.epoch / max(progress.seconds, 1e-9)
         best = sum(progress.best) / len(progress.best)
         latest = sum(progress.metric) / len(progress.metric)
-        left = (progress.epochs - progress.epoch) / rate
         text = (
             f"  {name}: epoch {progress.epoch}/{progress.epochs}, mean {latest:.4f}, best {best:.4f}, "
-            f"{progress.active} training, {rate:.1f} epochs/s, at most {left:.0f} s left"
+            f"{progress.active} training, {progress.pace:.1f} epochs/s, at most {progress.left:.0f} s left"
         )
-        ends = progress.epoch == progress.epochs or not progress.active
+        ends = progress.left == 0
         typer.echo(f"\r{text:<118}" if terminal else text, err=True, nl=not terminal or ends)
 
     return watch

@@ -63,7 +63,8 @@ def test_what_differs_from_the_papers_protocol_is_in_the_record(tmp_path: Path) 
 
 def test_a_tree_run_whose_time_is_up_has_its_numbers_and_says_so(tmp_path: Path) -> None:
     options = ["tree", "--depth", "2,3", "--backbone", "gcn", "--variant", "nsr", "--seed", "11,12", "--device", "cpu"]
-    options += ["--trees-per-batch", "100", "--minutes", "0.001", "--results", str(tmp_path), "--outputs", str(tmp_path)]
+    options += ["--trees-per-batch", "100", "--minutes", "0.001"]
+    options += ["--results", str(tmp_path), "--outputs", str(tmp_path)]
     said = run(*options)
     assert "tree 3 gcn nsr seed 11,12: train_accuracy" in said
     assert "fresh_accuracy" in said
@@ -160,7 +161,7 @@ def test_diagnostic_on_roman_empire(tmp_path: Path, data_dir: Path) -> None:
         (["tree", "--seed", "x"], "such as 0,1,2 or 0-9"),
         (["tree", "--device", "cuda:77"], "CUDA devices. Use --device cpu"),
         (["tree", "--device", "abacus"], "is no device"),
-        (["tree", "--precision", "fp8"], "expected fp32, tf32, bf16"),
+        (["zinc", "--precision", "fp8"], "expected fp32, tf32, bf16"),
         (["heterophily", "--dataset", "cora"], "no data set 'cora'"),
         (["heterophily", "--dataset", "minesweeper-generated", "--split", "12"], "splits 0 to 9"),
     ],

@@ -61,6 +61,23 @@ def test_what_differs_from_the_papers_protocol_is_in_the_record(tmp_path: Path) 
     assert result["command"].endswith("--seed 11 --trees-per-batch 6 --rate 0.002")
 
 
+def test_a_tree_run_whose_time_is_up_has_its_numbers_and_says_so(tmp_path: Path) -> None:
+    options = ["tree", "--depth", "2,3", "--backbone", "gcn", "--variant", "nsr", "--seed", "11,12", "--device", "cpu"]
+    options += ["--trees-per-batch", "100", "--minutes", "0.001"]
+    options += ["--results", str(tmp_path), "--outputs", str(tmp_path)]
+    said = run(*options)
+    assert "tree 3 gcn nsr seed 11,12: train_accuracy" in said
+    assert "fresh_accuracy" in said
+    assert "stopped by the time limit: 2" in said
+    for depth, seed in ((2, 11), (2, 12), (3, 11), (3, 12)):
+        result = json.loads((tmp_path / "tree" / f"{depth}-gcn-nsr-{seed}.json").read_text())
+        assert result["status"] == "stopped"
+        assert result["command"].endswith("--seed 11,12 --trees-per-batch 100 --minutes 0.001")
+        assert {"train_accuracy", "test_accuracy"} <= set(result["metrics"])
+        assert ("fresh_accuracy" in result["metrics"]) == (depth == 3)
+    assert "there already" in run(*options)
+
+
 def test_tensorboard_draws_each_replica(tmp_path: Path, small_board: None) -> None:
     options = ["--dataset", "minesweeper-generated", "--backbone", "gcn", "--variant", "nsr", "--split", "0-1"]
     places = ["--device", "cpu", "--results", str(tmp_path / "r"), "--outputs", str(tmp_path / "o")]
@@ -144,7 +161,7 @@ def test_diagnostic_on_roman_empire(tmp_path: Path, data_dir: Path) -> None:
         (["tree", "--seed", "x"], "such as 0,1,2 or 0-9"),
         (["tree", "--device", "cuda:77"], "CUDA devices. Use --device cpu"),
         (["tree", "--device", "abacus"], "is no device"),
-        (["tree", "--precision", "fp8"], "expected fp32, tf32, bf16"),
+        (["zinc", "--precision", "fp8"], "expected fp32, tf32, bf16"),
         (["heterophily", "--dataset", "cora"], "no data set 'cora'"),
         (["heterophily", "--dataset", "minesweeper-generated", "--split", "12"], "splits 0 to 9"),
     ],

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from nsr.training import checkpoint, interruption, loop
 from nsr.training.plateau import Plateau, PlateauRule
-from nsr.training.progress import nobody
+from nsr.training.progress import Progress, nobody
 
 CPU = torch.device("cpu")
 
@@ -73,3 +74,30 @@ def test_weights_that_are_no_numbers_end_the_run() -> None:
 
     with pytest.raises(ValueError, match=r"After 10 epochs the weights are no longer numbers.*--precision fp32"):
         loop.take_turns([loop.train(Counting(at=4, event=diverge), 20, 10, nobody)], CPU)
+
+
+def test_the_time_ends_a_run_between_two_looks() -> None:
+    seen: list[Progress] = []
+    trainer = Counting(at=3, event=lambda _: time.sleep(0.3))
+    ((done, seconds),) = loop.take_turns([loop.train(trainer, 10**6, 10**5, seen.append, max_seconds=0.2)], CPU)
+    assert done == int(trainer.count) < 10**5
+    assert seconds >= 0.2
+    assert [(progress.epoch, progress.left) for progress in seen] == [(done, 0.0)]
+
+
+def test_what_is_left_is_told() -> None:
+    seen: list[Progress] = []
+
+    def run(epochs: int, max_seconds: float | None = None) -> None:
+        trainer = Counting(at=2, event=lambda _: time.sleep(0.05))
+        loop.take_turns([loop.train(trainer, epochs, 2, seen.append, max_seconds=max_seconds)], CPU)
+
+    run(4)
+    first, last = seen
+    assert first.left == pytest.approx(2 / first.pace)
+    assert 0.05 <= first.seconds == pytest.approx(2 / first.pace)
+    assert last.left == 0
+    seen.clear()
+    run(10**9, max_seconds=0.2)
+    assert all(progress.left <= 0.2 - progress.seconds + 1e-6 for progress in seen[:-1])
+    assert seen[-1].left == 0

@@ -1,8 +1,9 @@
-"""What is learned on a GPU is what is learned elsewhere: the parts of fast training one by one taken away.
+"""What the tree's kernels learn on a GPU is what plain operators learn, there and elsewhere.
 
 GCN + NSR at depth 5, 64 whole trees a batch, rate 2e-3, seed 11. After 100 epochs plain operators on a CPU have 30 % of
-the training queries and 18 % of the held-out ones (with operands of all products cut to TF32, forward and backward, 30
-and 21 %); with an order of batches that never changes 22 and 9 %.
+the training queries and 18 % of the held-out ones; with an order of batches that never changes 22 and 9 %. On an H200
+the kernels had 31 and 22 % in fp32, 26 to 29 and 7 to 10 % when they still took TF32. That is TF32 and no fault of
+theirs: plain operators rounded to it have 5 to 21 % of the held-out ones on a CPU, by chance.
 """
 
 import time
@@ -24,20 +25,16 @@ EPOCHS = 100
 
 @dataclass(frozen=True)
 class Arm:
-    """What is fast, and how products are made."""
+    """Whether the model is kernels, and what torch is told of the precision of products."""
 
+    kernels: bool
     precision: str = "highest"
-    parts: bool = True
-    adam: bool = True
-    captured: bool = True
 
 
 ARMS = {
-    "all, fp32": Arm(),
-    "all, tf32": Arm("high"),
-    "not captured, tf32": Arm("high", captured=False),
-    "plain Adam, tf32": Arm("high", adam=False),
-    "plain parts, tf32": Arm("high", parts=False),
+    "kernels": Arm(True),
+    "kernels, TF32 allowed": Arm(True, "high"),
+    "plain operators": Arm(False),
 }
 
 
@@ -48,10 +45,8 @@ def only(arm: Arm) -> Iterator[None]:
     torch.set_float32_matmul_precision(arm.precision)
     try:
         with pytest.MonkeyPatch.context() as patched:
-            if not arm.parts:
+            if not arm.kernels:
                 patched.setattr(tree, "_fused_parts", lambda *_: None)
-            if not arm.adam:
-                patched.setattr("nsr.training.replicas.find_spec", lambda _: None)
             yield
     finally:
         torch.set_float32_matmul_precision(before)
@@ -80,12 +75,10 @@ def test_held_out_queries_are_learned_on_a_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     held_out: dict[str, float] = {}
-    print(f"\n{'':20} epochs  train   test  orders  seconds")
+    print(f"\n{'':22} epochs  train   test  orders  seconds")
     for name, arm in ARMS.items():
         with only(arm):
             trainer = make(torch.device("cuda"))
-            if not arm.captured:
-                trainer.begin, trainer.step, trainer.end = trainer._begin, trainer._step, trainer._end  # type: ignore[assignment]
             orders, began = set(), time.monotonic()
             for number in range(EPOCHS):
                 trainer.epoch(number)
@@ -94,11 +87,13 @@ def test_held_out_queries_are_learned_on_a_gpu() -> None:
             held_out[name] = accuracy_on_held_out(trainer)
             seconds = time.monotonic() - began
         print(
-            f"{name:20} {EPOCHS:6} {trainer.latest.item():6.3f} {held_out[name]:6.3f} {len(orders):7} {seconds:8.1f}",
+            f"{name:22} {EPOCHS:6} {trainer.latest.item():6.3f} {held_out[name]:6.3f} {len(orders):7} {seconds:8.1f}",
             flush=True,
         )
         assert len(orders) == 12
-    assert min(held_out.values()) >= 0.13
+    # In fp32 on a CPU it is .17 to .20 from weights that differ by 1e-6; the kernels in TF32 had .10 at most.
+    assert min(held_out.values()) >= 0.12, held_out
+    assert min(held_out.values()) >= 0.6 * held_out["plain operators"], held_out
 
 
 def accuracy_on_held_out(trainer: tree._Trainer) -> float:

@@ -42,8 +42,6 @@ Precision = Annotated[
         "Default: bf16 on a GPU."
     ),
 ]
-# The kernels of trees have not been shown to learn in TF32 what they learn in fp32.
-TreePrecision = Annotated[str, typer.Option(help="Matrix products in fp32 or tf32.")]
 Together = Annotated[int, typer.Option(min=1, help="Seeds or splits trained at once; fewer need less memory.")]
 Concurrent = Annotated[int, typer.Option(min=1, help="Models that take turns on the device; fills a GPU.")]
 Results = Annotated[Path, typer.Option(help="Where results go, one JSON a run.")]
@@ -103,12 +101,11 @@ def tree(
     minutes: Minutes = None,
     trees_per_batch: TreesPerBatch = None,
     rate: Rate = None,
-    precision: TreePrecision = "fp32",
     *,
     runs: Runs,
 ) -> None:
     """Train on Tree-NeighborsMatch: training accuracy by depth, and accuracy on fresh permutations."""
-    device = _device(runs.device, precision)
+    device = _device(runs.device, "fp32")  # as the tree kernels, which have no other: see nsr.training.tree_product
     from nsr.data.tree import DEPTHS
     from nsr.experiments.tree import tree_configurations
 
@@ -209,15 +206,13 @@ def _line(name: str, terminal: bool) -> "Watch":
         if not terminal and progress.seconds < next_at:
             return
         next_at = progress.seconds + 30
-        rate = progress.epoch / max(progress.seconds, 1e-9)
         best = sum(progress.best) / len(progress.best)
         latest = sum(progress.metric) / len(progress.metric)
-        left = (progress.epochs - progress.epoch) / rate
         text = (
             f"  {name}: epoch {progress.epoch}/{progress.epochs}, mean {latest:.4f}, best {best:.4f}, "
-            f"{progress.active} training, {rate:.1f} epochs/s, at most {left:.0f} s left"
+            f"{progress.active} training, {progress.pace:.1f} epochs/s, at most {progress.left:.0f} s left"
         )
-        ends = progress.epoch == progress.epochs or not progress.active
+        ends = progress.left == 0
         typer.echo(f"\r{text:<118}" if terminal else text, err=True, nl=not terminal or ends)
 
     return watch

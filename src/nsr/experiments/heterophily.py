@@ -19,7 +19,7 @@ from nsr.data.heterophilous import canonical, heterophilous
 from nsr.data.node_graph import NodeGraph
 from nsr.experiments.diagnostic import by_bin, node_scores
 from nsr.experiments.graph_models import Variant, graph_model, parameter_count
-from nsr.experiments.replicated import Cell, Configuration, Metrics, Place
+from nsr.experiments.replicated import Cell, Configuration, Metrics, Place, Trained
 from nsr.graph.models import Backbone
 from nsr.training import nodes as training
 from nsr.training.loop import Run
@@ -57,7 +57,7 @@ def _configuration(
 ) -> Configuration:
     dataset = canonical(graph.name).replace("_", "-")
 
-    def train(cells: Sequence[Cell], place: Place) -> Run[tuple[list[Metrics], float]]:
+    def train(cells: Sequence[Cell], place: Place) -> Run[Trained]:
         models = [
             graph_model(
                 backbone,
@@ -96,7 +96,7 @@ def _configuration(
             }
             for r, cell in enumerate(cells)
         ]
-        return metrics, outcome.seconds
+        return Trained(metrics, outcome.seconds, [False] * len(cells))
 
     @cache
     def scores() -> Tensor:

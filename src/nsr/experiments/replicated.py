@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,20 @@ from nsr.training.progress import Progress, Watch
 
 Cell = dict[str, Any]
 Metrics = dict[str, Any]
+
+
+class Trained(NamedTuple):
+    """What training has made of cells.
+
+    Attributes:
+        metrics: Of each.
+        seconds: Of all.
+        stopped: Whether a time limit ended it before its own criterion did, of each.
+    """
+
+    metrics: list[Metrics]
+    seconds: float
+    stopped: list[bool]
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,7 @@ class Configuration:
         cells: Equal but for the last entry, the seed or split.
         config: Everything else that decides the outcome.
         command: What repeats it.
-        train: Trains the given cells together; its outcome is the metrics of each and the seconds of all.
+        train: Trains the given cells together.
         limit: Entries of the config that say when to end; a run stopped under one limit goes on under another.
     """
 
@@ -52,7 +66,7 @@ class Configuration:
     cells: Sequence[Cell]
     config: dict[str, Any]
     command: str
-    train: Callable[[Sequence[Cell], Place], Run[tuple[list[Metrics], float]]]
+    train: Callable[[Sequence[Cell], Place], Run[Trained]]
     limit: tuple[str, ...] = ()
 
 
@@ -124,16 +138,17 @@ class _Model:
         config = {key: value for key, value in self.configuration.config.items() if key not in self.configuration.limit}
         identity = {"config": config, "cells": list(self.cells)}
         try:
-            metrics, seconds = yield from self.configuration.train(self.cells, Place(watch, save_to, identity))
+            trained = yield from self.configuration.train(self.cells, Place(watch, save_to, identity))
         except torch.cuda.OutOfMemoryError as error:
             raise ValueError(
                 f"{self.name}: the GPU's memory does not hold {len(self.cells)} replicas at once ({error}). "
                 "Train fewer at a time with --together, or fewer models with --concurrent."
             ) from error
-        for plan, found in zip(self.planned(device), metrics, strict=True):
-            record.write(results, replace(plan, metrics=found, seconds=seconds))
+        for plan, metrics, stopped in zip(self.planned(device), trained.metrics, trained.stopped, strict=True):
+            status = "stopped" if stopped else "done"
+            record.write(results, replace(plan, metrics=metrics, seconds=trained.seconds, status=status))
         checkpoint.remove(save_to)
-        say(f"{self.name}: {_summary(metrics)}, {seconds:.1f} s")
+        say(f"{self.name}: {_summary(trained)}")
 
 
 @contextmanager
@@ -153,9 +168,14 @@ def _title(configuration: Configuration) -> str:
     return " ".join(str(value) for value in list(configuration.cells[0].values())[:-1])
 
 
-def _summary(metrics: Sequence[Metrics]) -> str:
-    """Mean and spread of the metric that the paper reports."""
-    key = next(key for key in ("test_mae", "train_accuracy", "test") if key in metrics[0])
-    values = torch.tensor([entry[key] for entry in metrics], dtype=torch.float64)
-    spread = f" ± {values.std():.4f}" if len(values) > 1 else ""
-    return f"{key} {values.mean():.4f}{spread}"
+def _summary(trained: Trained) -> str:
+    """Mean and spread of what the paper reports and of what it should be read with, and how long it took."""
+    said = []
+    for key in ("test_mae", "train_accuracy", "test_accuracy", "fresh_accuracy", "test"):
+        if key in trained.metrics[0]:
+            values = torch.tensor([entry[key] for entry in trained.metrics], dtype=torch.float64)
+            spread = f" ± {values.std():.4f}" if len(values) > 1 else ""
+            said.append(f"{key} {values.mean():.4f}{spread}")
+    stopped = sum(trained.stopped)
+    said.append(f"{trained.seconds:.1f} s" + (f", stopped by the time limit: {stopped}" if stopped else ""))
+    return ", ".join(said)

@@ -13,7 +13,7 @@ from torch import nn
 
 from nsr.data.tree import permutation_count, tree_task
 from nsr.experiments.graph_models import Variant, graph_model, parameter_count
-from nsr.experiments.replicated import Cell, Configuration, Metrics, Place
+from nsr.experiments.replicated import Cell, Configuration, Metrics, Place, Trained
 from nsr.graph.models import Backbone
 from nsr.training import tree as training
 from nsr.training.loop import Run
@@ -72,7 +72,7 @@ def _configuration(
 ) -> Configuration:
     leaves = 2**depth
 
-    def train(cells: Sequence[Cell], place: Place) -> Run[tuple[list[Metrics], float]]:
+    def train(cells: Sequence[Cell], place: Place) -> Run[Trained]:
         tasks = [tree_task(depth, cell["seed"]) for cell in cells]
         models = [
             graph_model(
@@ -113,7 +113,7 @@ def _configuration(
             if outcome.fresh_accuracy is not None:
                 found["fresh_accuracy"] = outcome.fresh_accuracy[r]
             metrics.append(found)
-        return metrics, outcome.seconds
+        return Trained(metrics, outcome.seconds, outcome.stopped)
 
     config = {
         "samples": permutation_count(depth) * leaves,
@@ -134,4 +134,6 @@ def _configuration(
         command += f" --trees-per-batch {trees_per_batch}"
     if rule != training.RULE:
         command += f" --rate {rule.rate:g}"
+    if max_seconds is not None:
+        command += f" --minutes {max_seconds / 60:g}"
     return Configuration("tree", cells, config, command, train, limit=("max_seconds",))

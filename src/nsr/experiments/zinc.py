@@ -13,7 +13,7 @@ from torch import nn
 
 from nsr.data.zinc import ATOMS, SIZES, zinc
 from nsr.experiments.graph_models import Variant, graph_model, parameter_count
-from nsr.experiments.replicated import Cell, Configuration, Metrics, Place
+from nsr.experiments.replicated import Cell, Configuration, Metrics, Place, Trained
 from nsr.graph.models import Backbone
 from nsr.training import molecules as training
 from nsr.training.loop import Run
@@ -46,7 +46,7 @@ def _configuration(
     epochs: int,
     folder: Path | None,
 ) -> Configuration:
-    def train(cells: Sequence[Cell], place: Place) -> Run[tuple[list[Metrics], float]]:
+    def train(cells: Sequence[Cell], place: Place) -> Run[Trained]:
         models = [
             graph_model(
                 backbone,
@@ -83,7 +83,7 @@ def _configuration(
             }
             for r in range(len(cells))
         ]
-        return metrics, outcome.seconds
+        return Trained(metrics, outcome.seconds, [False] * len(cells))
 
     config = {
         "width": WIDTH,

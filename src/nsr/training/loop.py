@@ -4,6 +4,7 @@ A run pauses after each epoch, so that several can take turns on one GPU: a capt
 of it idle, and steps on different streams fill it.
 """
 
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import wraps
@@ -63,7 +64,7 @@ def train(
         save_to: Where to keep a checkpoint, about once a minute; a run that finds one goes on from it. It stays there:
             whoever has written down the result removes it.
         configuration: What makes a checkpoint that of this run.
-        max_seconds: Stop at the first look after this time.
+        max_seconds: Stop after the first epoch that ends later than this.
 
     Returns:
         Epochs done, and seconds since the start or the resumption.
@@ -74,20 +75,24 @@ def train(
         saved_state, done = found
         for name, tensor in trainer.state().items():
             tensor.data.copy_(saved_state[name])
-    began = time.monotonic()
+    began, first = time.monotonic(), done
+    end = math.inf if max_seconds is None else began + max_seconds
     while done < epochs:
         trainer.epoch(done)
         done += 1
-        if done % look_every and done < epochs and not interruption.requested():
+        up = time.monotonic() >= end  # an epoch may be long: time is no matter of looks
+        if done % look_every and done < epochs and not up and not interruption.requested():
             yield
             continue
         plateau = trainer.plateau
-        active = int(plateau.active.sum())
-        seconds = time.monotonic() - began
-        best, rate = plateau.best.tolist(), plateau.rate.tolist()
-        watch(Progress(done, epochs, trainer.latest.tolist(), best, rate, active, seconds))
+        active = int(plateau.active.sum())  # waits for the device
+        seconds = max(time.monotonic() - began, 1e-9)
+        best, rate, pace = plateau.best.tolist(), plateau.rate.tolist(), (done - first) / seconds
+        over = not active or began + seconds >= end
+        left = 0.0 if over else min((epochs - done) / pace, end - began - seconds)
+        watch(Progress(done, epochs, trainer.latest.tolist(), best, rate, active, seconds, pace, left))
         _refuse_nan(trainer, done)
-        if not active or (max_seconds is not None and seconds >= max_seconds):
+        if over:
             break
         keeper.keep(trainer.state, done)
         yield
@@ -126,8 +131,8 @@ def take_turns(runs: Sequence[Run[T]], device: torch.device) -> list[T]:
 def _refuse_nan(trainer: Trainer, done: int) -> None:
     if bool(torch.stack([tensor.isnan().any() for tensor in trainer.state().values()]).any()):
         raise ValueError(
-            f"After {done} epochs the weights are no longer numbers: training diverged. Try --precision fp32; to find "
-            "the seed or split that did, train fewer together."
+            f"After {done} epochs the weights are no longer numbers: training diverged. After tf32 or bf16 try "
+            "--precision fp32; to find the seed or split that did, train fewer together."
         )
 
 

@@ -16,6 +16,8 @@ class Progress:
         rate: The learning rate of each replica.
         active: How many replicas are still training.
         seconds: Since the run began, or was resumed.
+        pace: Epochs a second in that time.
+        left: Seconds at most until the epochs are done or the time is up; 0 where a run ends with this look.
     """
 
     epoch: int
@@ -25,6 +27,8 @@ class Progress:
     rate: list[float]
     active: int
     seconds: float
+    pace: float
+    left: float
 
 
 Watch = Callable[[Progress], None]

@@ -44,6 +44,7 @@ class TreeOutcome:
         fresh_accuracy: With those weights, on permutations never seen; ``None`` where there are none left.
         best_epoch: When the highest was reached.
         epochs: How many epochs were trained.
+        stopped: Whether the time was up before the replica had met its rule or done all epochs.
     """
 
     train_accuracy: list[float]
@@ -53,6 +54,7 @@ class TreeOutcome:
     best_epoch: list[int]
     epochs: int
     seconds: float
+    stopped: list[bool]
 
 
 def tree_run(
@@ -87,7 +89,7 @@ def tree_run(
     """
     trainer = _Trainer(models, tasks, rule, trees_per_batch, torch.device(device))
     done, seconds = yield from loop.train(trainer, epochs, look_every, watch, save_to, configuration, max_seconds)
-    return trainer.outcome(done, seconds)
+    return trainer.outcome(done, seconds, in_time=done == epochs)
 
 
 train_trees = loop.at_once(tree_run)
@@ -189,8 +191,8 @@ class _Trainer:
             right.append((self.model.logits(self._weights(), batch).argmax(2) == batch.label)[:, : len(part)])
         return torch.cat(right, dim=1)  # shape: [R, P' L]
 
-    def outcome(self, epochs: int, seconds: float) -> TreeOutcome:
-        """The results, with the best weights of each replica."""
+    def outcome(self, epochs: int, seconds: float, in_time: bool) -> TreeOutcome:
+        """The results, with the best weights of each replica; ``in_time``: whether all epochs have been done."""
         self.replicas.restore(self.best)
         right = self.correct_answers(self.permutations)
         test = _stack([task.test for task in self.tasks], self.device)
@@ -207,6 +209,7 @@ class _Trainer:
             best_epoch=self.plateau.best_evaluation.tolist(),
             epochs=epochs,
             seconds=seconds,
+            stopped=[active and not in_time for active in self.plateau.active.tolist()],
         )
 
     def state(self) -> dict[str, Tensor]:

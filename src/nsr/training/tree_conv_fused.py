@@ -13,8 +13,6 @@ from torch import Tensor
 from nsr.training.tree_conv_kernels import linear_moments, norm_relu, norm_sums, stage_gradient
 from nsr.training.tree_layer import LayerKind, Weights, host_update
 
-# Three TF32 products make one in fp32: as exact, and the multiply-adds of "ieee" would spill kilobytes of registers.
-PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 _ROWS = 32  # in a tile
 _PARTS = 128  # programs of a replica at most
 
@@ -58,16 +56,12 @@ class _Stage(torch.autograd.Function):
         h, y = torch.empty_like(x), torch.empty_like(x)
         parts = x.new_empty(replicas, programs, 3, width)
         moments = x.new_empty(replicas, 3, width)  # count, mean and variance
-        precision = PRECISION[torch.get_float32_matmul_precision()]
-        linear_moments[(programs, replicas)](
-            x, weight, bias, count, h, parts, rows, each, D=width, BLOCK=_ROWS, P=precision
-        )
+        linear_moments[(programs, replicas)](x, weight, bias, count, h, parts, rows, each, D=width, BLOCK=_ROWS)
         norm_relu[(triton.cdiv(rows, _ROWS), replicas)](
             h, parts, gamma, beta, moments, running_mean, running_var, y, rows, programs,
             D=width, BLOCK=_ROWS, PARTS=_PARTS,
         )  # fmt: skip
         ctx.save_for_backward(x, weight, gamma, beta, h, moments, count)
-        ctx.precision = precision
         return y
 
     @staticmethod
@@ -81,7 +75,7 @@ class _Stage(torch.autograd.Function):
         dx, parts = torch.empty_like(x), x.new_empty(replicas, programs, width + 3, width)
         stage_gradient[(programs, replicas)](
             grad, x, h, count, moments, weight, gamma, beta, norm_parts, dx, parts, rows, each,
-            D=width, BLOCK=_ROWS, PARTS=_PARTS, P=ctx.precision,
+            D=width, BLOCK=_ROWS, PARTS=_PARTS,
         )  # fmt: skip
         d_weight, d_bias, d_gamma, d_beta = parts.sum(1).split([width, 1, 1, 1], dim=1)
         return dx, d_weight, d_bias.squeeze(1), d_gamma.squeeze(1), d_beta.squeeze(1), None, None, None

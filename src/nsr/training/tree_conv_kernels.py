@@ -15,6 +15,8 @@ these together for itself.
 import triton
 import triton.language as tl
 
+from nsr.training.tree_product import product
+
 EPS = tl.constexpr(1e-5)
 MOMENTUM = tl.constexpr(0.1)
 
@@ -22,7 +24,7 @@ MOMENTUM = tl.constexpr(0.1)
 @triton.jit(do_not_specialize=["rows", "tiles_each"])
 def linear_moments(
     x_ptr, weight_ptr, bias_ptr, count_ptr, h_ptr, part_ptr, rows, tiles_each,
-    D: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """``h``, and of each program the count, mean and squared deviations of its rows: ``[3, D]``."""
     replica = tl.program_id(1).to(tl.int64)
@@ -38,7 +40,7 @@ def linear_moments(
         inside = row < rows
         at = (replica * rows + row)[:, None] * D + d[None, :]
         x = tl.load(x_ptr + at, mask=inside[:, None], other=0.0)
-        h = tl.dot(x, tl.trans(weight), input_precision=P) + bias
+        h = product(x, tl.trans(weight)) + bias
         tl.store(h_ptr + at, h, mask=inside[:, None])
         count = tl.load(count_ptr + replica * rows + row, mask=inside, other=0.0)[:, None]
         # join the tile's moments to those before
@@ -142,7 +144,7 @@ def norm_sums(
 @triton.jit(do_not_specialize=["rows", "tiles_each"])
 def stage_gradient(
     grad_ptr, x_ptr, h_ptr, count_ptr, moments_ptr, weight_ptr, gamma_ptr, beta_ptr, norm_part_ptr, dx_ptr,
-    part_ptr, rows, tiles_each, D: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr,
+    part_ptr, rows, tiles_each, D: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """``dx``, and a part of the gradients of weight, bias, ``γ`` and ``β``: ``[D + 3, D]`` of each program."""
     replica = tl.program_id(1).to(tl.int64)
@@ -170,9 +172,9 @@ def stage_gradient(
         share = tl.load(count_ptr + replica * rows + row, mask=row < rows, other=0.0)[:, None] / total[None, :]
         dh = grad - share * (sum_beta[None, :] + n * sum_gamma[None, :])
         dh = tl.where(inside, dh * (gamma * tl.rsqrt(variance + EPS))[None, :], 0.0)
-        of_weight += tl.dot(tl.trans(dh), x, input_precision=P)
+        of_weight += product(tl.trans(dh), x)
         of_bias += tl.sum(dh, 0)
-        tl.store(dx_ptr + at, tl.dot(dh, weight, input_precision=P), mask=inside)
+        tl.store(dx_ptr + at, product(dh, weight), mask=inside)
     part_ptr += (replica * programs + tl.program_id(0)) * (D + 3) * D
     tl.store(part_ptr + d[:, None] * D + d[None, :], of_weight)
     tl.store(part_ptr + D * D + d, of_bias)

@@ -6,7 +6,6 @@ import torch
 import triton
 from torch import Tensor
 
-from nsr.training.tree_conv_fused import PRECISION
 from nsr.training.tree_ends_kernels import encode, encode_gradient, head_loss
 
 _ROWS = 32  # in a tile of the encoder
@@ -66,7 +65,6 @@ class _HeadLoss(torch.autograd.Function):
         head_loss[(programs, replicas)](
             rows, weight, bias, label, count, d_root, parts, read, pairs, each,
             LEAVES=leaves, D=width, CLASSES=max(16, leaves), BLOCK=_PAIRS,
-            P=PRECISION[torch.get_float32_matmul_precision()],
         )  # fmt: skip
         total = parts.sum(1)
         ctx.save_for_backward(d_root, total)

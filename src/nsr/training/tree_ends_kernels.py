@@ -6,6 +6,8 @@
 import triton
 import triton.language as tl
 
+from nsr.training.tree_product import product
+
 
 @triton.jit(do_not_specialize=["trees"])
 def encode(
@@ -61,7 +63,7 @@ def encode_gradient(
 @triton.jit(do_not_specialize=["rows", "pairs", "tiles_each"])
 def head_loss(
     rows_ptr, weight_ptr, bias_ptr, label_ptr, count_ptr, d_root_ptr, part_ptr, rows, pairs, tiles_each,
-    LEAVES: tl.constexpr, D: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr,
+    LEAVES: tl.constexpr, D: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of the roots, the last rows: gradients of their states, and a part of those of the head, of loss and accuracy.
 
@@ -90,7 +92,7 @@ def head_loss(
         x = tl.load(rows_ptr + at, mask=inside[:, None], other=0.0)
         label = tl.load(label_ptr + replica * pairs + pair, mask=inside, other=0).to(tl.int32)
         count = tl.load(count_ptr + replica * pairs + pair, mask=inside, other=0.0)
-        logits = tl.dot(x, tl.trans(weight), input_precision=P) + bias
+        logits = product(x, tl.trans(weight)) + bias
         best = tl.max(logits, 1)
         power = tl.exp(logits - best[:, None])
         below = tl.sum(power, 1)
@@ -99,9 +101,9 @@ def head_loss(
         loss += count * (tl.log(below) + best - of_label)
         right += tl.where(tl.argmax(logits, 1) == label, count, 0.0)
         d_logits = (power / below[:, None] - tl.where(is_label, 1.0, 0.0)) * (count / total)[:, None]
-        d_weight += tl.dot(tl.trans(d_logits), x, input_precision=P)
+        d_weight += product(tl.trans(d_logits), x)
         d_bias += tl.sum(d_logits, 0)
-        dx = tl.dot(d_logits, weight, input_precision=P)
+        dx = product(d_logits, weight)
         tl.store(d_root_ptr + (replica * pairs + pair)[:, None] * D + d[None, :], dx, mask=inside[:, None])
     part_ptr += (replica * tl.num_programs(0) + tl.program_id(0)) * (LEAVES * (D + 1) + 2)
     tl.store(part_ptr + c[:, None] * D + d[None, :], d_weight, mask=known[:, None])

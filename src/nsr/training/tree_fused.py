@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nsr.training.replicas import Replicas, Section
 from nsr.training.tree_batches import Queries
-from nsr.training.tree_conv_fused import PRECISION, gin_conv
+from nsr.training.tree_conv_fused import gin_conv
 from nsr.training.tree_ends_fused import encode_trees, head_and_loss
 from nsr.training.tree_layer import LayerKind, Weights
 from nsr.training.tree_layer_kernels import collect_pairs, collect_rows, layer_backward, layer_forward
@@ -91,7 +91,6 @@ class FusedParts:
             "HOST": not self.gin,
             "SAGE": self.kind.backbone == "sage",
             "D": width,
-            "P": PRECISION[torch.get_float32_matmul_precision()],
             **places,
         }
 

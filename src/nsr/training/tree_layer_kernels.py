@@ -12,6 +12,8 @@ are the places of the matrices and vectors.
 import triton
 import triton.language as tl
 
+from nsr.training.tree_product import product
+
 EPS = tl.constexpr(1e-5)
 
 
@@ -29,21 +31,21 @@ def vector(w_ptr, AT: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def forth(x, w_ptr, AT: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
+def forth(x, w_ptr, AT: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr):
     """``x W^T``."""
-    return tl.dot(x, tl.trans(matrix(w_ptr, AT, STRIDE, D)), input_precision=P)
+    return product(x, tl.trans(matrix(w_ptr, AT, STRIDE, D)))
 
 
 @triton.jit
-def back(dy, w_ptr, AT: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
+def back(dy, w_ptr, AT: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr):
     """``dy W``, the gradient of ``x`` in ``y = x W^T``."""
-    return tl.dot(dy, matrix(w_ptr, AT, STRIDE, D), input_precision=P)
+    return product(dy, matrix(w_ptr, AT, STRIDE, D))
 
 
 @triton.jit
-def outer(dy, x, P: tl.constexpr):
+def outer(dy, x):
     """``dy^T x``, the gradient of ``W`` in ``y = x W^T``."""
-    return tl.dot(tl.trans(dy), x, input_precision=P)
+    return product(tl.trans(dy), x)
 
 
 @triton.jit
@@ -106,23 +108,21 @@ def load_members(
 
 
 @triton.jit
-def residuals(
-    x0, x1, x2, s0, s1, w_ptr, COPIES: tl.constexpr, W_MESSAGE: tl.constexpr, D: tl.constexpr, P: tl.constexpr
-):
+def residuals(x0, x1, x2, s0, s1, w_ptr, COPIES: tl.constexpr, W_MESSAGE: tl.constexpr, D: tl.constexpr):
     """``z_i = m_i - s_i u`` with unit coefficients ``s``."""
     m0, m1, m2 = (
-        forth(x0, w_ptr, W_MESSAGE, D, D, P),
-        forth(x1, w_ptr, W_MESSAGE, D, D, P),
-        forth(x2, w_ptr, W_MESSAGE, D, D, P),
+        forth(x0, w_ptr, W_MESSAGE, D, D),
+        forth(x1, w_ptr, W_MESSAGE, D, D),
+        forth(x2, w_ptr, W_MESSAGE, D, D),
     )
     u = COPIES * s0 * m0 + s1 * (m1 + m2)
     return m0 - s0 * u, m1 - s1 * u, m2 - s1 * u
 
 
 @triton.jit
-def hidden(x, z, node, w_ptr, W_HIDDEN: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
+def hidden(x, z, node, w_ptr, W_HIDDEN: tl.constexpr, D: tl.constexpr):
     """The gate's hidden layer before GELU, ``Ws x + Wz z`` and the node's part."""
-    return forth(x, w_ptr, W_HIDDEN, 3 * D, D, P) + forth(z, w_ptr, W_HIDDEN + 2 * D, 3 * D, D, P) + node
+    return forth(x, w_ptr, W_HIDDEN, 3 * D, D) + forth(z, w_ptr, W_HIDDEN + 2 * D, 3 * D, D) + node
 
 
 @triton.jit(do_not_specialize=["read", "nodes", "first_pair", "pairs", "own_moves", "w_stride"])
@@ -134,7 +134,7 @@ def layer_forward(
     B_GATE: tl.constexpr, NORM_W: tl.constexpr, NORM_B: tl.constexpr, W_FIRST: tl.constexpr, B_FIRST: tl.constexpr,
     W_SECOND: tl.constexpr, B_SECOND: tl.constexpr, W_CONV: tl.constexpr, B_CONV: tl.constexpr, W_ROOT: tl.constexpr,
     UPDATE_W: tl.constexpr, UPDATE_B: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Without ``HOST`` the aggregate is stored, and the result is the node's own state and the branch's update."""
     replica = tl.program_id(1).to(tl.int64)
@@ -150,29 +150,29 @@ def layer_forward(
     y = COPIES * t0 * x0 + t1 * (x1 + x2)
     out = x0
     if HOST:
-        r = forth(y, w_ptr, W_CONV, D, D, P) + vector(w_ptr, B_CONV, D)
+        r = forth(y, w_ptr, W_CONV, D, D) + vector(w_ptr, B_CONV, D)
         if SAGE:
-            r += forth(x0, w_ptr, W_ROOT, D, D, P)
+            r += forth(x0, w_ptr, W_ROOT, D, D)
         hat, _ = normed(r, D)
         out += gelu(hat * vector(w_ptr, UPDATE_W, D) + vector(w_ptr, UPDATE_B, D))
     else:
         tl.store(aggregate_ptr + at, y, mask=inside[:, None])
     if BRANCH:
         length = tl.rsqrt(COPIES * t0 * t0 + 2 * t1 * t1)
-        z0, z1, z2 = residuals(x0, x1, x2, t0 * length, t1 * length, w_ptr, COPIES, W_MESSAGE, D, P)
-        target = forth(x0, w_ptr, W_HIDDEN + D, 3 * D, D, P) + vector(w_ptr, B_HIDDEN, D)
+        z0, z1, z2 = residuals(x0, x1, x2, t0 * length, t1 * length, w_ptr, COPIES, W_MESSAGE, D)
+        target = forth(x0, w_ptr, W_HIDDEN + D, 3 * D, D) + vector(w_ptr, B_HIDDEN, D)
         bias = vector(w_ptr, B_GATE, D)
         v = (
             COPIES
             * z0
-            * tl.sigmoid(forth(gelu(hidden(x0, z0, target, w_ptr, W_HIDDEN, D, P)), w_ptr, W_GATE, D, D, P) + bias)
+            * tl.sigmoid(forth(gelu(hidden(x0, z0, target, w_ptr, W_HIDDEN, D)), w_ptr, W_GATE, D, D) + bias)
         )
-        v += z1 * tl.sigmoid(forth(gelu(hidden(x1, z1, target, w_ptr, W_HIDDEN, D, P)), w_ptr, W_GATE, D, D, P) + bias)
-        v += z2 * tl.sigmoid(forth(gelu(hidden(x2, z2, target, w_ptr, W_HIDDEN, D, P)), w_ptr, W_GATE, D, D, P) + bias)
+        v += z1 * tl.sigmoid(forth(gelu(hidden(x1, z1, target, w_ptr, W_HIDDEN, D)), w_ptr, W_GATE, D, D) + bias)
+        v += z2 * tl.sigmoid(forth(gelu(hidden(x2, z2, target, w_ptr, W_HIDDEN, D)), w_ptr, W_GATE, D, D) + bias)
         hat, _ = normed(v * tl.rsqrt(COPIES + 2.0), D)
         n = hat * vector(w_ptr, NORM_W, D) + vector(w_ptr, NORM_B, D)
-        o = forth(n, w_ptr, W_FIRST, D, D, P) + vector(w_ptr, B_FIRST, D)
-        out += forth(gelu(o), w_ptr, W_SECOND, D, D, P) + vector(w_ptr, B_SECOND, D)
+        o = forth(n, w_ptr, W_FIRST, D, D) + vector(w_ptr, B_FIRST, D)
+        out += forth(gelu(o), w_ptr, W_SECOND, D, D) + vector(w_ptr, B_SECOND, D)
     tl.store(out_ptr + at, out, mask=inside[:, None])
 
 
@@ -202,7 +202,7 @@ def layer_backward(
     B_GATE: tl.constexpr, NORM_W: tl.constexpr, NORM_B: tl.constexpr, W_FIRST: tl.constexpr, B_FIRST: tl.constexpr,
     W_SECOND: tl.constexpr, B_SECOND: tl.constexpr, W_CONV: tl.constexpr, B_CONV: tl.constexpr, W_ROOT: tl.constexpr,
     UPDATE_W: tl.constexpr, UPDATE_B: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of each node's own state and of its children; a part of those of the weights and of the blank row."""
     replica = tl.program_id(1).to(tl.int64)
@@ -245,21 +245,21 @@ def layer_backward(
         dx0 = grad
         if HOST:
             y = COPIES * t0 * x0 + t1 * (x1 + x2)
-            r = forth(y, w_ptr, W_CONV, D, D, P) + vector(w_ptr, B_CONV, D)
+            r = forth(y, w_ptr, W_CONV, D, D) + vector(w_ptr, B_CONV, D)
             if SAGE:
-                r += forth(x0, w_ptr, W_ROOT, D, D, P)
+                r += forth(x0, w_ptr, W_ROOT, D, D)
             hat, scale = normed(r, D)
             update_w = vector(w_ptr, UPDATE_W, D)
             dk = grad * gelu_slope(hat * update_w + vector(w_ptr, UPDATE_B, D))
             d_update_w += tl.sum(dk * hat, 0)
             d_update_b += tl.sum(dk, 0)
             dr = normed_back(dk * update_w, hat, scale, D)
-            dw_conv += outer(dr, y, P)
+            dw_conv += outer(dr, y)
             db_conv += tl.sum(dr, 0)
-            dy = back(dr, w_ptr, W_CONV, D, D, P)
+            dy = back(dr, w_ptr, W_CONV, D, D)
             if SAGE:
-                dw_root += outer(dr, x0, P)
-                dx0 += back(dr, w_ptr, W_ROOT, D, D, P)
+                dw_root += outer(dr, x0)
+                dx0 += back(dr, w_ptr, W_ROOT, D, D)
         else:
             dy = tl.load(d_aggregate_ptr + at, mask=inside[:, None], other=0.0)
         dx0 += COPIES * t0 * dy
@@ -268,52 +268,52 @@ def layer_backward(
         if BRANCH:
             length = tl.rsqrt(COPIES * t0 * t0 + 2 * t1 * t1)
             s0, s1 = t0 * length, t1 * length
-            z0, z1, z2 = residuals(x0, x1, x2, s0, s1, w_ptr, COPIES, W_MESSAGE, D, P)
-            target = forth(x0, w_ptr, W_HIDDEN + D, 3 * D, D, P) + vector(w_ptr, B_HIDDEN, D)
-            p0 = hidden(x0, z0, target, w_ptr, W_HIDDEN, D, P)
-            p1 = hidden(x1, z1, target, w_ptr, W_HIDDEN, D, P)
-            p2 = hidden(x2, z2, target, w_ptr, W_HIDDEN, D, P)
+            z0, z1, z2 = residuals(x0, x1, x2, s0, s1, w_ptr, COPIES, W_MESSAGE, D)
+            target = forth(x0, w_ptr, W_HIDDEN + D, 3 * D, D) + vector(w_ptr, B_HIDDEN, D)
+            p0 = hidden(x0, z0, target, w_ptr, W_HIDDEN, D)
+            p1 = hidden(x1, z1, target, w_ptr, W_HIDDEN, D)
+            p2 = hidden(x2, z2, target, w_ptr, W_HIDDEN, D)
             bias = vector(w_ptr, B_GATE, D)
-            g0 = tl.sigmoid(forth(gelu(p0), w_ptr, W_GATE, D, D, P) + bias)
-            g1 = tl.sigmoid(forth(gelu(p1), w_ptr, W_GATE, D, D, P) + bias)
-            g2 = tl.sigmoid(forth(gelu(p2), w_ptr, W_GATE, D, D, P) + bias)
+            g0 = tl.sigmoid(forth(gelu(p0), w_ptr, W_GATE, D, D) + bias)
+            g1 = tl.sigmoid(forth(gelu(p1), w_ptr, W_GATE, D, D) + bias)
+            g2 = tl.sigmoid(forth(gelu(p2), w_ptr, W_GATE, D, D) + bias)
             hat, scale = normed((COPIES * z0 * g0 + z1 * g1 + z2 * g2) * root_k, D)
             norm_w = vector(w_ptr, NORM_W, D)
             n = hat * norm_w + vector(w_ptr, NORM_B, D)
-            o = forth(n, w_ptr, W_FIRST, D, D, P) + vector(w_ptr, B_FIRST, D)
+            o = forth(n, w_ptr, W_FIRST, D, D) + vector(w_ptr, B_FIRST, D)
             # the output network and its norm
-            dw_second += outer(grad, gelu(o), P)
+            dw_second += outer(grad, gelu(o))
             db_second += tl.sum(grad, 0)
-            do = back(grad, w_ptr, W_SECOND, D, D, P) * gelu_slope(o)
-            dw_first += outer(do, n, P)
+            do = back(grad, w_ptr, W_SECOND, D, D) * gelu_slope(o)
+            dw_first += outer(do, n)
             db_first += tl.sum(do, 0)
-            dn = back(do, w_ptr, W_FIRST, D, D, P)
+            dn = back(do, w_ptr, W_FIRST, D, D)
             d_norm_w += tl.sum(dn * hat, 0)
             d_norm_b += tl.sum(dn, 0)
             dv = normed_back(dn * norm_w, hat, scale, D) * root_k
             # gates
             dq0, dq1, dq2 = COPIES * dv * z0 * g0 * (1 - g0), dv * z1 * g1 * (1 - g1), dv * z2 * g2 * (1 - g2)
-            dw_gate += outer(dq0, gelu(p0), P) + outer(dq1, gelu(p1), P) + outer(dq2, gelu(p2), P)
+            dw_gate += outer(dq0, gelu(p0)) + outer(dq1, gelu(p1)) + outer(dq2, gelu(p2))
             db_gate += tl.sum(dq0 + dq1 + dq2, 0)
-            dp0 = back(dq0, w_ptr, W_GATE, D, D, P) * gelu_slope(p0)
-            dp1 = back(dq1, w_ptr, W_GATE, D, D, P) * gelu_slope(p1)
-            dp2 = back(dq2, w_ptr, W_GATE, D, D, P) * gelu_slope(p2)
-            dw_source += outer(dp0, x0, P) + outer(dp1, x1, P) + outer(dp2, x2, P)
-            dw_residual += outer(dp0, z0, P) + outer(dp1, z1, P) + outer(dp2, z2, P)
+            dp0 = back(dq0, w_ptr, W_GATE, D, D) * gelu_slope(p0)
+            dp1 = back(dq1, w_ptr, W_GATE, D, D) * gelu_slope(p1)
+            dp2 = back(dq2, w_ptr, W_GATE, D, D) * gelu_slope(p2)
+            dw_source += outer(dp0, x0) + outer(dp1, x1) + outer(dp2, x2)
+            dw_residual += outer(dp0, z0) + outer(dp1, z1) + outer(dp2, z2)
             dp = dp0 + dp1 + dp2
-            dw_target += outer(dp, x0, P)
+            dw_target += outer(dp, x0)
             db_hidden += tl.sum(dp, 0)
             # residuals and messages
-            dz0 = COPIES * dv * g0 + back(dp0, w_ptr, W_HIDDEN + 2 * D, 3 * D, D, P)
-            dz1 = dv * g1 + back(dp1, w_ptr, W_HIDDEN + 2 * D, 3 * D, D, P)
-            dz2 = dv * g2 + back(dp2, w_ptr, W_HIDDEN + 2 * D, 3 * D, D, P)
+            dz0 = COPIES * dv * g0 + back(dp0, w_ptr, W_HIDDEN + 2 * D, 3 * D, D)
+            dz1 = dv * g1 + back(dp1, w_ptr, W_HIDDEN + 2 * D, 3 * D, D)
+            dz2 = dv * g2 + back(dp2, w_ptr, W_HIDDEN + 2 * D, 3 * D, D)
             du = s0 * dz0 + s1 * (dz1 + dz2)
             dm0, dm1, dm2 = dz0 - COPIES * s0 * du, dz1 - s1 * du, dz2 - s1 * du
-            dw_message += outer(dm0, x0, P) + outer(dm1, x1, P) + outer(dm2, x2, P)
-            dx0 += back(dp0, w_ptr, W_HIDDEN, 3 * D, D, P) + back(dm0, w_ptr, W_MESSAGE, D, D, P)
-            dx0 += back(dp, w_ptr, W_HIDDEN + D, 3 * D, D, P)
-            dx1 += back(dp1, w_ptr, W_HIDDEN, 3 * D, D, P) + back(dm1, w_ptr, W_MESSAGE, D, D, P)
-            dx2 += back(dp2, w_ptr, W_HIDDEN, 3 * D, D, P) + back(dm2, w_ptr, W_MESSAGE, D, D, P)
+            dw_message += outer(dm0, x0) + outer(dm1, x1) + outer(dm2, x2)
+            dx0 += back(dp0, w_ptr, W_HIDDEN, 3 * D, D) + back(dm0, w_ptr, W_MESSAGE, D, D)
+            dx0 += back(dp, w_ptr, W_HIDDEN + D, 3 * D, D)
+            dx1 += back(dp1, w_ptr, W_HIDDEN, 3 * D, D) + back(dm1, w_ptr, W_MESSAGE, D, D)
+            dx2 += back(dp2, w_ptr, W_HIDDEN, 3 * D, D) + back(dm2, w_ptr, W_MESSAGE, D, D)
         d_blank += tl.sum(tl.where((i0 == blank)[:, None], dx0, 0.0), 0)
         d_blank += tl.sum(tl.where((i1 == blank)[:, None], dx1, 0.0), 0)
         d_blank += tl.sum(tl.where((i2 == blank)[:, None], dx2, 0.0), 0)

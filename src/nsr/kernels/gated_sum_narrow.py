@@ -57,6 +57,10 @@ CHUNK_ELEMENTS = 1 << 29  # of the logits' gradients between the backward kernel
 # Members of a run in fp32. Tensor cores cut what they add up instead of rounding it: over 8,000 members that puts W2's
 # gradient 8e-5 off, over 512 of them 4e-6. What runs leave is added in fp32.
 FP32_RUN = 512
+# Of a program that adds up parts: numbers, a cache line of them, and parts that it reads at once, 32 a thread.
+NUMBERS, PARTS = 32, 256
+# Of a program that prepares: numbers that it gathers or converts, and zeros that it stores.
+PREPARED, ZEROS = 512, 4096
 
 
 class _Runs(NamedTuple):
@@ -209,10 +213,9 @@ def _add_up(d_weight: Tensor, d_bias: Tensor) -> tuple[Tensor, Tensor]:
     """Both gradients from the programs' parts, ``[R, parts, D, D]`` and ``[R, parts, D]``."""
     replicas, parts, width, _ = d_weight.shape
     weight, bias = d_weight.new_empty(replicas, width, width), d_bias.new_empty(replicas, width)
-    add_parts[(width + 1, replicas)](
-        d_weight, d_bias, weight, bias, parts, d_bias.shape[1],
-        WIDTH=width, BLOCK_W=triton.next_power_of_2(width), num_warps=4,
-    )  # fmt: skip
+    add_parts[(triton.cdiv(width * width, NUMBERS) + triton.cdiv(width, NUMBERS), replicas)](
+        d_weight, d_bias, weight, bias, parts, d_bias.shape[1], WIDTH=width, BLOCK_P=PARTS, BLOCK=NUMBERS, num_warps=8
+    )
     return weight, bias
 
 
@@ -246,11 +249,12 @@ def _prepare(
     as_is, transposed = weight.new_empty(2, terms, *weight.shape, dtype=torch.bfloat16)
     in_order = torch.empty_like(coefficient)
     first, second = cleared or (weight, weight)  # a kernel takes a pointer even where it writes nothing
-    zeros = first.numel() if cleared else 0
-    programs = min(triton.cdiv(max(numel, members, zeros), 1024), num_programs(weight.device, 16))
+    rows = first.shape[0] * first.shape[1] if cleared else 0
+    width = weight.shape[-1]
+    programs = triton.cdiv(numel, PREPARED) + triton.cdiv(members, PREPARED) + triton.cdiv(rows * width, ZEROS)
     prepare[(programs,)](
-        weight, as_is, transposed, coefficient, order.member, in_order, first, second, numel, members, zeros,
-        WIDTH=weight.shape[-1], BLOCK=1024, TERMS=terms,
+        weight, as_is, transposed, coefficient, order.member, in_order, first, second, numel, members, rows,
+        WIDTH=width, BLOCK=PREPARED, BLOCK_ZERO=ZEROS, TERMS=terms,
     )  # fmt: skip
     return _Ready(as_is, transposed, in_order)
 

@@ -62,7 +62,12 @@ def compile_only(self: Any, *args: Any, **options: Any) -> None:
         said = subprocess.run(command, capture_output=True, text=True, check=True)
     use = USE.search(said.stdout + said.stderr)
     assert use, said
-    taken = {"registers": int(use[1]), "spilled": int(use[2]), "shared": kernel.metadata.shared}
+    taken = {
+        "registers": int(use[1]),
+        "spilled": int(use[2]),
+        "shared": kernel.metadata.shared,
+        "eights": kernel.asm["ptx"].count("m64n8k"),
+    }
     most = _found.setdefault(self.fn.__name__, taken)
     _found[self.fn.__name__] = {name: max(most[name], value) for name, value in taken.items()}
 
@@ -102,6 +107,7 @@ def training() -> None:
 
 CASES = {
     "graph in bf16": lambda: sums(128, 1, "bf16"),
+    "narrow graph": lambda: sums(48, 1, "fp32"),
     "graph in fp32": lambda: sums(128, 1, "fp32"),
     "heads": lambda: sums(128, 4, "bf16"),
     "images of 224": lambda: inference((224, 224)),

@@ -21,6 +21,7 @@ SPILLED = {
 }
 KERNELS = {
     "graph in bf16": {"sum_forward", "logit_backward", "hidden_backward", "weighted_sum", "unit_rows"},
+    "narrow graph": {"sum_forward", "logit_backward", "hidden_backward"},
     "images of 224": {"norm_linear", "linear_add", "match_few", "attend", "encode", "decode", "restore"},
     "images of 512": {"split_features", "best_match", "tome_layout", "merge"},
     "training": {"encode_backward", "attend_backward_queries", "attend_backward_keys", "cell_losses", "spread"},
@@ -40,6 +41,8 @@ def test_compiles_for_hopper(case: str) -> None:
     found = json.loads(run.stdout.splitlines()[-1])
     assert KERNELS.get(case, set()) <= found.keys()
     assert all(use["shared"] <= SHARED for use in found.values()), found
+    # Products of 8 columns may read past their factor in shared memory, see gated_sum_narrow.py.
+    assert not any(use["eights"] for use in found.values()), found
     spilled = {
         name: use["spilled"] for name, use in found.items() if use["spilled"] > SPILLED.get(case, {}).get(name, 0)
     }

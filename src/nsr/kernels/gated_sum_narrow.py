@@ -87,7 +87,7 @@ class _Ready(NamedTuple):
 
 def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor, precision: str) -> Tensor:
     """As :func:`nsr.kernels.gated_sum_plain.forward`."""
-    tiling = TILINGS[precision].forward
+    tiling = _tilings(tables, precision).forward
     replicas, sources, _ = tables.messages.shape
     targets, members = tables.target_gate.shape[1], coefficient.shape[0]
     order = member_order(target, source, targets)
@@ -167,11 +167,12 @@ def _walk(
     """
     replicas, sources, width = tables.messages.shape
     targets, rows, members = grad.shape[1], sums[0].shape[1], coefficient.shape[0]
+    tilings = _tilings(tables, precision)
     elements = replicas * TERMS[precision] * width
     most = CHUNK_ELEMENTS // elements
     if precision == "fp32" and not by_source:  # which makes no gradient of W2
-        most = min(most, FP32_RUN * _programs(tables, members, TILINGS[precision].hidden))
-    chunk, by_logit, by_hidden = _plan(members, most, tables, TILINGS[precision])
+        most = min(most, FP32_RUN * _programs(tables, members, tilings.hidden))
+    chunk, by_logit, by_hidden = _plan(members, most, tables, tilings)
     d_logit = grad.new_empty(chunk * elements, dtype=torch.bfloat16)
     d_weight = tables.weight.new_empty(replicas, by_hidden.at_once, width, width)
     d_bias = tables.bias.new_empty(replicas, by_logit.total, width)
@@ -257,6 +258,18 @@ def _prepare(
         WIDTH=width, BLOCK=PREPARED, BLOCK_ZERO=ZEROS, TERMS=terms,
     )  # fmt: skip
     return _Ready(as_is, transposed, in_order)
+
+
+def _tilings(tables: Tables, precision: str) -> Tilings:
+    """The tiles of a precision, at widths up to 64 by twice as many programs of four warps where they have eight.
+
+    Four warps make the 64 channels of a product. Eight would share its 16 members, and a Hopper product of 8 columns
+    may read past its factor in shared memory, which Triton does not pad for it (triton-lang/triton#10629).
+    """
+    tilings = TILINGS[precision]
+    if triton.next_power_of_2(tables.messages.shape[2]) > 64:
+        return tilings
+    return Tilings(*(t._replace(num_warps=4, programs=2 * t.programs) if t.num_warps > 4 else t for t in tilings))
 
 
 def _programs(tables: Tables, members: int, tiling: Tiling) -> int:

@@ -32,8 +32,6 @@ from nsr.training.segmentation_stack import SegmenterStack
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 USE = re.compile(r"REG:(\d+) STACK:(\d+)")
-LAYOUT = re.compile(r"^(#mma\d*) = .*versionMajor = 3,.*warpsPerCTA = \[(\d+), (\d+)\]", re.MULTILINE)
-PRODUCT = re.compile(r"warp_group_dot .*-> tensor<(\d+)x\d+xf32, (#mma\d*)>")
 _compile = JITFunction.run
 _found: dict[str, dict[str, int]] = {}
 _measured: set[str] = set()
@@ -68,17 +66,10 @@ def compile_only(self: Any, *args: Any, **options: Any) -> None:
         "registers": int(use[1]),
         "spilled": int(use[2]),
         "shared": kernel.metadata.shared,
-        "spread": spread_products(kernel.asm["ttgir"]),
+        "eights": kernel.asm["ptx"].count("m64n8k"),
     }
     most = _found.setdefault(self.fn.__name__, taken)
     _found[self.fn.__name__] = {name: max(most[name], value) for name, value in taken.items()}
-
-
-def spread_products(program: str) -> int:
-    """Products on tensor cores that have fewer than sixteen rows a warp, or share columns between groups of warps."""
-    layouts = {name: (int(down), int(across)) for name, down, across in LAYOUT.findall(program)}
-    warps = [(int(rows), *layouts[name]) for rows, name in PRODUCT.findall(program)]
-    return sum(16 * down > rows or across > 1 for rows, down, across in warps)
 
 
 def sums(width: int, heads: int, precision: str) -> None:
@@ -117,8 +108,8 @@ def training() -> None:
 CASES = {
     "graph in bf16": lambda: sums(128, 1, "bf16"),
     "graph in fp32": lambda: sums(128, 1, "fp32"),
-    "graph of width 48": lambda: sums(48, 1, "fp32"),
-    "graph of width 64": lambda: sums(64, 1, "bf16"),
+    "narrow graph": lambda: sums(48, 1, "fp32"),
+    "narrow graph in bf16": lambda: sums(64, 1, "bf16"),
     "heads": lambda: sums(128, 4, "bf16"),
     "images of 224": lambda: inference((224, 224)),
     "images of 512": lambda: inference((512, 512)),

@@ -14,7 +14,7 @@ SHARED = 227 * 1024  # bytes of a multiprocessor's memory that one program can h
 SPILLED = {
     "graph in bf16": {"sum_forward": 160, "logit_backward": 224},
     "graph in fp32": {"logit_backward": 64, "hidden_backward": 192},
-    "graph of width 64": {"sum_forward": 64},
+    "narrow graph in bf16": {"sum_forward": 64},
     "heads": {"sum_forward": 96, "logit_backward": 1280, "hidden_backward": 320},
     "training": {"encode": 400, "encode_backward": 64, "attend_backward_keys": 128},
     "trees": {"layer_backward": 1700, "head_loss": 16},
@@ -22,8 +22,8 @@ SPILLED = {
 }
 KERNELS = {
     "graph in bf16": {"sum_forward", "logit_backward", "hidden_backward", "weighted_sum", "unit_rows"},
-    "graph of width 48": {"sum_forward", "logit_backward", "hidden_backward"},
-    "graph of width 64": {"sum_forward", "logit_backward", "hidden_backward"},
+    "narrow graph": {"sum_forward", "logit_backward", "hidden_backward"},
+    "narrow graph in bf16": {"sum_forward", "logit_backward", "hidden_backward"},
     "images of 224": {"norm_linear", "linear_add", "match_few", "attend", "encode", "decode", "restore"},
     "images of 512": {"split_features", "best_match", "tome_layout", "merge"},
     "training": {"encode_backward", "attend_backward_queries", "attend_backward_keys", "cell_losses", "spread"},
@@ -43,8 +43,8 @@ def test_compiles_for_hopper(case: str) -> None:
     found = json.loads(run.stdout.splitlines()[-1])
     assert KERNELS.get(case, set()) <= found.keys()
     assert all(use["shared"] <= SHARED for use in found.values()), found
-    # On a GPU such kernels, as Triton 3.6 compiles them, died of an illegal access.
-    assert not any(use["spread"] for use in found.values()), found
+    # Products of 8 columns may read past their factor in shared memory, see gated_sum_narrow.py.
+    assert not any(use["eights"] for use in found.values()), found
     spilled = {
         name: use["spilled"] for name, use in found.items() if use["spilled"] > SPILLED.get(case, {}).get(name, 0)
     }

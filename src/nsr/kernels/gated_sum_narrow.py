@@ -24,15 +24,12 @@ class Tiling(NamedTuple):
     programs: int  # per multiprocessor
     registers: int | None = None  # at most, a thread
 
-    def options(self, width: int) -> dict[str, int | None]:
-        """For the compiler.
-
-        A product of 64 rows on tensor cores is work for four warps. Triton (3.6) gives half of its columns to each four
-        of eight, and where that makes eight columns the kernel dies of an illegal access.
-        """
+    @property
+    def options(self) -> dict[str, int | None]:
+        """For the compiler."""
         return {
             "BLOCK_E": self.block_e,
-            "num_warps": self.num_warps if width > 64 else min(self.num_warps, 4),
+            "num_warps": self.num_warps,
             "num_stages": 1,
             "maxnreg": self.registers,
         }
@@ -60,6 +57,10 @@ CHUNK_ELEMENTS = 1 << 29  # of the logits' gradients between the backward kernel
 # Members of a run in fp32. Tensor cores cut what they add up instead of rounding it: over 8,000 members that puts W2's
 # gradient 8e-5 off, over 512 of them 4e-6. What runs leave is added in fp32.
 FP32_RUN = 512
+# Of a program that adds up parts: numbers, a cache line of them, and parts that it reads at once, 32 a thread.
+NUMBERS, PARTS = 32, 256
+# Of a program that prepares: numbers that it gathers or converts, and zeros that it stores.
+PREPARED, ZEROS = 512, 4096
 
 
 class _Runs(NamedTuple):
@@ -86,7 +87,7 @@ class _Ready(NamedTuple):
 
 def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor, precision: str) -> Tensor:
     """As :func:`nsr.kernels.gated_sum_plain.forward`."""
-    tiling = TILINGS[precision].forward
+    tiling = _tilings(tables, precision).forward
     replicas, sources, _ = tables.messages.shape
     targets, members = tables.target_gate.shape[1], coefficient.shape[0]
     order = member_order(target, source, targets)
@@ -99,7 +100,7 @@ def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor,
         sum_forward[(carry.shape[1], replicas)](
             *tables._replace(weight=ready.weight), ready.coefficient, *order.sums, order.scale,
             out, carry, sources, targets, members, tiles, tiles_per_run, M_STRIDE=tables.messages.stride(1),
-            **_constants(tables, precision, members, targets), **tiling.options(tables.messages.shape[2]),
+            **_constants(tables, precision, members, targets), **tiling.options,
         )  # fmt: skip
     finish_rows(order, Sums(out, carry, tiles_per_run * tiling.block_e))
     return out
@@ -166,11 +167,12 @@ def _walk(
     """
     replicas, sources, width = tables.messages.shape
     targets, rows, members = grad.shape[1], sums[0].shape[1], coefficient.shape[0]
+    tilings = _tilings(tables, precision)
     elements = replicas * TERMS[precision] * width
     most = CHUNK_ELEMENTS // elements
     if precision == "fp32" and not by_source:  # which makes no gradient of W2
-        most = min(most, FP32_RUN * _programs(tables, members, TILINGS[precision].hidden))
-    chunk, by_logit, by_hidden = _plan(members, most, tables, TILINGS[precision])
+        most = min(most, FP32_RUN * _programs(tables, members, tilings.hidden))
+    chunk, by_logit, by_hidden = _plan(members, most, tables, tilings)
     d_logit = grad.new_empty(chunk * elements, dtype=torch.bfloat16)
     d_weight = tables.weight.new_empty(replicas, by_hidden.at_once, width, width)
     d_bias = tables.bias.new_empty(replicas, by_logit.total, width)
@@ -195,14 +197,13 @@ def _walk(
         first_run = begin // by_logit.members
         logit_backward[(min(by_logit.at_once, by_logit.total - first_run), replicas)](
             grad, *inputs, *order.sums, scale, d_m, d_t, d_bias, d_logit, sum_z, carry_z,
-            *sizes(by_logit, first_run), M_STRIDE=tables.messages.stride(1),
-            **constants, **by_logit.tiling.options(width),
+            *sizes(by_logit, first_run), M_STRIDE=tables.messages.stride(1), **constants, **by_logit.tiling.options,
         )  # fmt: skip
         first_run = begin // by_hidden.members
         hidden_backward[(min(by_hidden.at_once, by_hidden.total - first_run), replicas)](
             tables.source_gate, tables.target_gate, tables.mean_gate, ready.transposed,
             ready.coefficient, *order.sums, d_a, d_t, d_weight, d_logit, sum_x, sum_c, carry_x, carry_c,
-            *sizes(by_hidden, first_run), **constants, **by_hidden.tiling.options(width),
+            *sizes(by_hidden, first_run), **constants, **by_hidden.tiling.options,
         )  # fmt: skip
     lengths = (by_logit.members, by_hidden.members, by_hidden.members)
     finish_rows(order, *map(Sums, sums, carries, lengths))
@@ -213,10 +214,9 @@ def _add_up(d_weight: Tensor, d_bias: Tensor) -> tuple[Tensor, Tensor]:
     """Both gradients from the programs' parts, ``[R, parts, D, D]`` and ``[R, parts, D]``."""
     replicas, parts, width, _ = d_weight.shape
     weight, bias = d_weight.new_empty(replicas, width, width), d_bias.new_empty(replicas, width)
-    add_parts[(width + 1, replicas)](
-        d_weight, d_bias, weight, bias, parts, d_bias.shape[1],
-        WIDTH=width, BLOCK_W=triton.next_power_of_2(width), num_warps=4,
-    )  # fmt: skip
+    add_parts[(triton.cdiv(width * width, NUMBERS) + triton.cdiv(width, NUMBERS), replicas)](
+        d_weight, d_bias, weight, bias, parts, d_bias.shape[1], WIDTH=width, BLOCK_P=PARTS, BLOCK=NUMBERS, num_warps=8
+    )
     return weight, bias
 
 
@@ -250,13 +250,27 @@ def _prepare(
     as_is, transposed = weight.new_empty(2, terms, *weight.shape, dtype=torch.bfloat16)
     in_order = torch.empty_like(coefficient)
     first, second = cleared or (weight, weight)  # a kernel takes a pointer even where it writes nothing
-    zeros = first.numel() if cleared else 0
-    programs = min(triton.cdiv(max(numel, members, zeros), 1024), num_programs(weight.device, 16))
+    rows = first.shape[0] * first.shape[1] if cleared else 0
+    width = weight.shape[-1]
+    programs = triton.cdiv(numel, PREPARED) + triton.cdiv(members, PREPARED) + triton.cdiv(rows * width, ZEROS)
     prepare[(programs,)](
-        weight, as_is, transposed, coefficient, order.member, in_order, first, second, numel, members, zeros,
-        WIDTH=weight.shape[-1], BLOCK=1024, TERMS=terms,
+        weight, as_is, transposed, coefficient, order.member, in_order, first, second, numel, members, rows,
+        WIDTH=width, BLOCK=PREPARED, BLOCK_ZERO=ZEROS, TERMS=terms,
     )  # fmt: skip
     return _Ready(as_is, transposed, in_order)
+
+
+def _tilings(tables: Tables, precision: str) -> Tilings:
+    """The tiles of a precision, at widths up to 64 by twice as many programs of four warps where they have eight.
+
+    Four warps make the 64 channels of a product. Eight would share its 16 members, and a Hopper product of 8 columns
+    may read past its factor in shared memory, which Triton does not pad for it (triton-lang/triton#10629). Triton 3.6's
+    died of an illegal access on an H200.
+    """
+    tilings = TILINGS[precision]
+    if triton.next_power_of_2(tables.messages.shape[2]) > 64:
+        return tilings
+    return Tilings(*(t._replace(num_warps=4, programs=2 * t.programs) if t.num_warps > 4 else t for t in tilings))
 
 
 def _programs(tables: Tables, members: int, tiling: Tiling) -> int:

@@ -47,58 +47,74 @@ def prepare(
     cleared,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_ZERO: tl.constexpr,
     TERMS: tl.constexpr,
 ):
     """What the other kernels read: ``W2`` in terms, coefficients in the walk's order, tables set to 0 for atomic sums.
 
     ``W2`` and its transpose are bf16 terms, each ``[TERMS, R, D, D]``: a factor that is converted inside a kernel stays
     in its registers, one that is loaded as it is does not. Sorted coefficients are one gather less to wait for in every
-    tile. Both tables have ``cleared`` numbers.
+    tile. Both tables have ``cleared`` rows.
+
+    Programs are the blocks of the weights, then those of the members, then those of zeros: nobody waits for two things.
     """
-    first, step = tl.program_id(0).to(tl.int64) * BLOCK, tl.num_programs(0).to(tl.int64) * BLOCK
-    for begin in range(first, numel, step):
-        at = begin + tl.arange(0, BLOCK)
+    program = tl.program_id(0)
+    first_of_members = tl.cdiv(numel, BLOCK)
+    first_of_zeros = first_of_members + tl.cdiv(members, BLOCK)
+    if program < first_of_members:
+        at = program * BLOCK + tl.arange(0, BLOCK)
         row, column = at // WIDTH, at % WIDTH
         mirrored = (row // WIDTH) * WIDTH * WIDTH + column * WIDTH + row % WIDTH
         w = terms_of(tl.load(w_ptr + at, mask=at < numel, other=0.0), TERMS)
         for i in tl.static_range(TERMS):
             tl.store(out_ptr + i * numel + at, w[i], mask=at < numel)
             tl.store(transposed_ptr + i * numel + mirrored, w[i], mask=at < numel)
-    for begin in range(first, members, step):
-        at = begin + tl.arange(0, BLOCK)
+    elif program < first_of_zeros:
+        at = (program - first_of_members) * BLOCK + tl.arange(0, BLOCK)
         member = tl.load(member_ptr + at, mask=at < members, other=0)
         tl.store(sorted_ptr + at, tl.load(t_ptr + member, mask=at < members), mask=at < members)
-    zero = tl.zeros([BLOCK], tl.float32)
-    for begin in range(first, cleared, step):
-        at = begin + tl.arange(0, BLOCK)
-        tl.store(clear_1_ptr + at, zero, mask=at < cleared)
-        tl.store(clear_2_ptr + at, zero, mask=at < cleared)
+    else:
+        place = (program - first_of_zeros).to(tl.int64) * BLOCK_ZERO + tl.arange(0, BLOCK_ZERO)
+        # A number that 16 divides, as the compiler sees: it stores four of a thread's zeros at once.
+        within = place < tl.cast(cleared, tl.int64) * WIDTH
+        zero = tl.zeros([BLOCK_ZERO], tl.float32)
+        tl.store(clear_1_ptr + place, zero, mask=within)
+        tl.store(clear_2_ptr + place, zero, mask=within)
 
 
 @triton.jit(do_not_specialize=["parts", "bias_parts"])
 def add_parts(
-    part_ptr, bias_part_ptr, out_ptr, bias_ptr, parts, bias_parts, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr
+    part_ptr,
+    bias_part_ptr,
+    out_ptr,
+    bias_ptr,
+    parts,
+    bias_parts,
+    WIDTH: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Add up the programs' parts of the gradients of ``W2`` and ``b2``, in their order; programs are (row, replica).
+    """Add up the programs' parts of the gradients of ``W2`` and ``b2``, in a fixed order.
 
-    The row behind the last one of ``W2`` is ``b2``.
+    Programs are (block of numbers, replica); the blocks behind the last one of ``W2`` are those of ``b2``. Blocks are
+    narrow and read many parts at once, because there is nothing to do but wait for them.
     """
-    row, replica = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    part_ptr += replica * parts * WIDTH * WIDTH + row * WIDTH
-    out_ptr += (replica * WIDTH + row) * WIDTH
-    stride = WIDTH * WIDTH
-    if row == WIDTH:
-        part_ptr = bias_part_ptr + replica * bias_parts * WIDTH
-        out_ptr = bias_ptr + replica * WIDTH
-        stride = WIDTH
-        parts = bias_parts
-    column, part = tl.arange(0, BLOCK_W), tl.arange(0, 32)
-    total = tl.zeros([32, BLOCK_W], tl.float32)
-    for first in range(0, parts, 32):
-        inside = (first + part < parts)[:, None] & (column < WIDTH)[None, :]
-        at = (first + part).to(tl.int64)[:, None] * stride + column[None, :]
-        total += tl.load(part_ptr + at, mask=inside, other=0.0)
-    tl.store(out_ptr + column, tl.sum(total, 0), mask=column < WIDTH)
+    block, replica = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    numel = WIDTH * WIDTH
+    blocks = tl.cdiv(WIDTH * WIDTH, BLOCK)
+    if block >= blocks:
+        part_ptr, out_ptr, parts = bias_part_ptr, bias_ptr, bias_parts
+        numel = WIDTH
+        block -= blocks
+    part_ptr += replica * parts * numel
+    out_ptr += replica * numel
+    at, part = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_P)
+    total = tl.zeros([BLOCK_P, BLOCK], tl.float32)
+    for first in range(0, parts, BLOCK_P):
+        inside = (first + part < parts)[:, None] & (at < numel)[None, :]
+        place = (first + part).to(tl.int64)[:, None] * numel + at[None, :]
+        total += tl.load(part_ptr + place, mask=inside, other=0.0)
+    tl.store(out_ptr + at, tl.sum(total, 0), mask=at < numel)
 
 
 @triton.jit

@@ -45,11 +45,11 @@ def finish_rows(order: MemberOrder, *tables: Sums) -> None:
     """
     replicas, rows = tables[0].out.shape[:2]
     width = tables[0].out[0, 0].numel() if rows else 0
-    programs = max(triton.cdiv(rows, ROWS_AT_ONCE), *(table.carry.shape[1] for table in tables), 0)
     if not width or not replicas:
         return
+    most_runs = max(table.carry.shape[1] for table in tables)
     arguments = [(x.carry, x.out, x.carry.shape[1], x.members_per_run) for x in (*tables, tables[0], tables[0])[:3]]
-    finish_tables[(programs, len(tables), replicas)](
-        order.row, order.start, *(part for table in arguments for part in table), rows, order.row.shape[0], width,
-        BLOCK_R=ROWS_AT_ONCE, BLOCK_W=min(256, triton.next_power_of_2(width)), num_warps=1,
+    finish_tables[(most_runs + triton.cdiv(rows, ROWS_AT_ONCE), len(tables), replicas)](
+        order.row, order.start, *(part for table in arguments for part in table), most_runs, rows, order.row.shape[0],
+        width, BLOCK_R=ROWS_AT_ONCE, BLOCK_W=min(256, triton.next_power_of_2(width)), num_warps=1,
     )  # fmt: skip

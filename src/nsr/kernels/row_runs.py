@@ -95,7 +95,7 @@ def clear_empty_rows(start_ptr, out_ptr, first_row, rows, stride, column, BLOCK_
                 tl.store(at, tl.zeros_like(column).to(tl.float32), mask=column < stride)
 
 
-@triton.jit(do_not_specialize=[*SIZES, "runs_1", "runs_2", "members_per_run_1", "members_per_run_2"])
+@triton.jit(do_not_specialize=[*SIZES, "runs_1", "runs_2", "members_per_run_1", "members_per_run_2", "most_runs"])
 def finish_tables(
     row_ptr,
     start_ptr,
@@ -111,6 +111,7 @@ def finish_tables(
     out_2_ptr,
     runs_2,
     members_per_run_2,
+    most_runs,
     rows,
     members,
     stride,
@@ -119,7 +120,8 @@ def finish_tables(
 ):
     """Finish the rows that cross a border and those without members, of up to three tables of one order.
 
-    Programs are (run where such a row begins, and a block of rows; table; replica).
+    Programs are (runs where such a row begins, behind them blocks of rows; table; replica): one that did both would
+    wait for both. No table has more than ``most_runs`` runs.
     """
     program, table, replica = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if table == 1:
@@ -130,6 +132,7 @@ def finish_tables(
     out_ptr += replica * rows * stride
     for first_column in range(0, stride, BLOCK_W):
         column = first_column + tl.arange(0, BLOCK_W)
-        clear_empty_rows(start_ptr, out_ptr, program * BLOCK_R, rows, stride, column, BLOCK_R)
-        if program < runs - 1:  # behind the last run there is none
+        if program >= most_runs:
+            clear_empty_rows(start_ptr, out_ptr, (program - most_runs) * BLOCK_R, rows, stride, column, BLOCK_R)
+        elif program < runs - 1:  # behind the last run there is none
             add_carry(row_ptr, start_ptr, carry_ptr, out_ptr, program, runs, members_per_run, members, stride, column)

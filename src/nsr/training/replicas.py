@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
+from nsr.training.replica_linears import bias_in_products
+
 # Each tensor starts on a 64-byte boundary of its row, as matrix products like it.
 _ALIGN = 16
 
@@ -94,7 +96,8 @@ class Replicas:
             alone = [x if dim is None else x.squeeze(dim) for x, dim in zip(args, in_dims, strict=True)]
             parameters, buffers = ({n: x.squeeze(0) for n, x in d.items()} for d in (self.parameters, self.buffers))
             return tree_map(lambda out: out.unsqueeze(0), one(parameters, buffers, *alone))
-        return vmap(one, in_dims=(0, 0, *in_dims), randomness="error")(self.parameters, self.buffers, *args)
+        with bias_in_products(self.rows.device):
+            return vmap(one, in_dims=(0, 0, *in_dims), randomness="error")(self.parameters, self.buffers, *args)
 
     def backward(self, losses: Tensor) -> None:
         """Gradients of each replica's own loss, ``[R]``, in the place of those before."""

@@ -5,6 +5,7 @@ long sum over many multiprocessors; for the replicas' batched product it does no
 others wait. Here long batched products are cut into shorter ones, which are then added.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -37,8 +38,11 @@ class SplitLongProducts(TorchDispatchMode):
 def _split_bmm(left: Tensor, right: Tensor) -> Tensor:
     """``[R, C, N] x [R, N, D]``."""
     replicas, height, length = left.shape
+    width = right.shape[2]
     parts = parts_of(length)
-    if length < _LONG or max(height, right.shape[2]) > _THIN or parts == 1:
+    # What replicas share would be copied for each of them.
+    costly = (height >= width and left.stride(0) == 0) or (width >= height and right.stride(0) == 0)
+    if length < _LONG or max(height, width) > _THIN or parts == 1 or costly:
         return torch.bmm(left, right)
     a = left.unflatten(2, (parts, -1)).transpose(1, 2).flatten(0, 1)  # shape: [R parts, C, N / parts]
     b = right.unflatten(1, (parts, -1)).flatten(0, 1)
@@ -46,7 +50,11 @@ def _split_bmm(left: Tensor, right: Tensor) -> Tensor:
 
 
 def parts_of(length: int) -> int:
-    """The divisor of ``length`` that makes parts of about 256, at most twice and at least half as many."""
-    wanted = length // _SHORT
-    near = [n for n in range(max(1, wanted // 2), 2 * wanted + 1) if length % n == 0]
-    return min(near, key=lambda n: abs(n - wanted), default=1)
+    """The divisor of ``length`` that makes parts closest to 256 rows, and none below 128.
+
+    Parts of equal length need no copy: they are evenly apart in memory. A few long ones are better than none, because
+    one product of all rows keeps a third of the chip busy (ten replicas at width 128).
+    """
+    wanted = max(1, length // _SHORT)
+    divisors = [n for n in range(1, 2 * wanted + 1) if length % n == 0]
+    return min(divisors, key=lambda n: abs(math.log(n / wanted)))

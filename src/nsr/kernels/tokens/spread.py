@@ -146,8 +146,8 @@ def _restore(x: Tensor, codes: list[Tensor], groups: list[Tensor], decoder: Tens
     kernel[(triton.cdiv(patches, 16), batch)](
         x, tuple(c.contiguous() for c in codes), tuple(groups), tuple(c.shape[1] for c in codes), decoder.contiguous(),
         out, num_prefix, patches, last, EVENTS=len(codes), WIDTH=width, CODE=code,
-        BLOCK_D=max(16, triton.next_power_of_2(width)), BLOCK_C=max(16, triton.next_power_of_2(code)), BLOCK_P=16,
-        num_warps=4,
+        BLOCK_D=min(64, max(16, triton.next_power_of_2(width))), BLOCK_C=max(16, triton.next_power_of_2(code)),
+        BLOCK_P=16, num_warps=4,
     )  # fmt: skip
     return out
 

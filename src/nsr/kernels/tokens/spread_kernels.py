@@ -99,16 +99,22 @@ def restore(
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """``unmerge`` and ``W_sp spread``, added up, each rounded as it would be alone; programs are those of both."""
+    """``unmerge`` and ``W_sp spread``, added up, each rounded as it would be alone; programs are those of both.
+
+    What takes time is the way from event to event, so channels come ``BLOCK_D`` at a time: all of them at once need so
+    many registers that a multiprocessor has few programs to wait with.
+    """
     sample = tl.program_id(1).to(tl.int64)
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     c = tl.arange(0, BLOCK_C)
-    d = tl.arange(0, BLOCK_D)
     inside = p < patches
     total, token = walk(codes, groups, lengths, sample, num_prefix + p, inside, EVENTS, CODE, BLOCK_C)
     token = tl.load(groups[EVENTS - 1] + sample * lengths[EVENTS - 1] + token, mask=inside, other=0)
     kind = out_ptr.dtype.element_ty
-    added = dot(total.to(kind), load_weight(decoder_ptr, CODE, c, d, CODE, WIDTH), "ieee").to(kind).to(tl.float32)
-    rows = load_rows(x_ptr + sample * last * WIDTH, token, inside, WIDTH, d, WIDTH).to(tl.float32)
-    at = (sample * patches + p)[:, None] * WIDTH + d[None, :]
-    tl.store(out_ptr + at, (rows + added).to(kind), mask=inside[:, None] & (d < WIDTH)[None, :])
+    total = total.to(kind)
+    for first in range(0, WIDTH, BLOCK_D):
+        d = first + tl.arange(0, BLOCK_D)
+        added = dot(total, load_weight(decoder_ptr, CODE, c, d, CODE, WIDTH), "ieee").to(kind).to(tl.float32)
+        rows = load_rows(x_ptr + sample * last * WIDTH, token, inside, WIDTH, d, WIDTH).to(tl.float32)
+        at = (sample * patches + p)[:, None] * WIDTH + d[None, :]
+        tl.store(out_ptr + at, (rows + added).to(kind), mask=inside[:, None] & (d < WIDTH)[None, :])

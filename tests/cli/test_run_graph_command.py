@@ -76,6 +76,7 @@ def test_a_tree_run_whose_time_is_up_has_its_numbers_and_says_so(tmp_path: Path)
         assert {"train_accuracy", "test_accuracy"} <= set(result["metrics"])
         assert ("fresh_accuracy" in result["metrics"]) == (depth == 3)
     assert "there already" in run(*options)
+    assert len(list((tmp_path / "unfinished").glob("*11,12.safetensors"))) == 2  # for runs with more time
 
 
 def test_tensorboard_draws_each_replica(tmp_path: Path, small_board: None) -> None:

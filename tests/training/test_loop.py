@@ -85,6 +85,17 @@ def test_the_time_ends_a_run_between_two_looks() -> None:
     assert [(progress.epoch, progress.left) for progress in seen] == [(done, 0.0)]
 
 
+def test_a_run_that_time_has_stopped_goes_on_with_more_of_it(tmp_path: Path) -> None:
+    def run(trainer: Counting, max_seconds: float) -> int:
+        made = loop.train(trainer, 50, 10, nobody, tmp_path / "run", max_seconds=max_seconds)
+        return loop.take_turns([made], CPU)[0][0]
+
+    stopped = run(Counting(at=3, event=lambda _: time.sleep(0.3)), 0.2)
+    assert stopped < 50
+    trainer = Counting(at=stopped, event=lambda _: pytest.fail("the epoch was done already"))
+    assert run(trainer, 60) == int(trainer.count) == 50
+
+
 def test_what_is_left_is_told() -> None:
     seen: list[Progress] = []
 

@@ -147,7 +147,8 @@ class _Model:
         for plan, metrics, stopped in zip(self.planned(device), trained.metrics, trained.stopped, strict=True):
             status = "stopped" if stopped else "done"
             record.write(results, replace(plan, metrics=metrics, seconds=trained.seconds, status=status))
-        checkpoint.remove(save_to)
+        if not any(trained.stopped):  # else the same cells go on from it when they are given more time
+            checkpoint.remove(save_to)
         say(f"{self.name}: {_summary(trained)}")
 
 

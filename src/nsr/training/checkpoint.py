@@ -25,7 +25,7 @@ State = dict[str, Tensor]
 
 
 class Keeper:
-    """The checkpoints of one run: about one a minute, and one when the process is asked to stop.
+    """The checkpoints of one run: about one a minute, and one when it is stopped.
 
     Args:
         path: Where to keep them; ``None`` keeps nothing.
@@ -44,11 +44,11 @@ class Keeper:
         """What there is to go on from, see :func:`load`."""
         return None if self.path is None else load(self.path, self.configuration)
 
-    def keep(self, state: Callable[[], State], epoch: int) -> None:
-        """Write a checkpoint after ``epoch`` epochs if it is time to. ``state`` is asked only then."""
+    def keep(self, state: Callable[[], State], epoch: int, stopped: bool = False) -> None:
+        """Write a checkpoint after ``epoch`` epochs if it is time to, or the last one. ``state`` is asked only then."""
         if self.path is None or not self.writes:
             return
-        if interruption.requested() or time.monotonic() - self._saved >= self.every:
+        if stopped or interruption.requested() or time.monotonic() - self._saved >= self.every:
             save(self.path, state(), self.configuration, epoch)
             self._saved = time.monotonic()
 

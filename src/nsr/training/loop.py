@@ -92,9 +92,10 @@ def train(
         left = 0.0 if over else min((epochs - done) / pace, end - began - seconds)
         watch(Progress(done, epochs, trainer.latest.tolist(), best, rate, active, seconds, pace, left))
         _refuse_nan(trainer, done)
+        if not over or active:  # of a run that time has stopped, for one that has more of it
+            keeper.keep(trainer.state, done, stopped=over)
         if over:
             break
-        keeper.keep(trainer.state, done)
         yield
     return done, time.monotonic() - began
 

@@ -123,15 +123,13 @@ def decode(
             share = tl.load(share_ptr + sample * length + token, mask=active, other=0.0)
             codes = load_rows(code_ptr + sample * length * CODE, token, active, CODE, c, CODE)
             total += share[:, None] * codes.to(tl.float32)
-        total = total.to(KIND)
+        d = tl.arange(0, BLOCK_D)
+        update = dot(total.to(KIND), load_weight(decoder_ptr, CODE, c, d, CODE, WIDTH).to(KIND), PRECISION)
         kind = y_ptr.dtype.element_ty
-        for first in range(0, WIDTH, BLOCK_D):  # all channels at once need more registers than they gain
-            d = first + tl.arange(0, BLOCK_D)
-            update = dot(total, load_weight(decoder_ptr, CODE, c, d, CODE, WIDTH).to(KIND), PRECISION)
-            at = (sample * num_groups + g)[:, None] * WIDTH + d[None, :]
-            mask = (count > 1)[:, None] & (d < WIDTH)[None, :]
-            y = tl.load(y_ptr + at, mask=mask, other=0.0).to(tl.float32)
-            tl.store(y_ptr + at, (y + update.to(kind).to(tl.float32)).to(kind), mask=mask)
+        at = (sample * num_groups + g)[:, None] * WIDTH + d[None, :]
+        mask = (count > 1)[:, None] & (d < WIDTH)[None, :]
+        y = tl.load(y_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        tl.store(y_ptr + at, (y + update.to(kind).to(tl.float32)).to(kind), mask=mask)
 
 
 @triton.jit(do_not_specialize=["length", "num_groups", "slots"], do_not_specialize_on_alignment=[*INDICES, "slot_ptr"])

@@ -109,10 +109,10 @@ def _merge_residual(
         x.stride(0), x.stride(1), length, groups, slots, samples, _EPS, SOURCES=sources, **blocks,
     )  # fmt: skip
     if decoder is not None:
-        shared = {name: blocks[name] for name in ("WIDTH", "CODE", "BLOCK_C", "KIND", "PRECISION")}
+        shared = {name: blocks[name] for name in ("WIDTH", "CODE", "BLOCK_D", "BLOCK_C", "KIND", "PRECISION")}
         decode[(triton.cdiv(groups, 32), batch)](
             codes, share, order, start, decoder.contiguous(), y, length, groups, samples,
-            BLOCK_D=min(64, blocks["BLOCK_D"]), BLOCK_G=32, num_warps=4, **shared,
+            BLOCK_G=32, num_warps=4, **shared,
         )  # fmt: skip
     return y, codes
 

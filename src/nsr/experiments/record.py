@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+import shlex
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
@@ -99,8 +100,8 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """What the user typed, with the program by its plain name."""
-    return " ".join(["nsr", *sys.argv[1:]])
+    """What the user typed, with the program by its plain name, as a shell takes it."""
+    return shlex.join(["nsr", *sys.argv[1:]])
 
 
 def _commit() -> str:

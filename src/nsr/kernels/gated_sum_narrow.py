@@ -4,9 +4,9 @@ import math
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
 from nsr.kernels.gated_sum_narrow_kernels import hidden_backward, logit_backward, sum_forward
 from nsr.kernels.gated_sum_narrow_tiles import add_parts, prepare
 from nsr.kernels.gated_sum_tables import Gradients, Tables
@@ -92,9 +92,9 @@ def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor,
     targets, members = tables.target_gate.shape[1], coefficient.shape[0]
     order = member_order(target, source, targets)
     out = torch.empty_like(tables.mean)
-    tiles = triton.cdiv(members, tiling.block_e)
-    tiles_per_run = max(1, triton.cdiv(tiles, _programs(tables, members, tiling)))
-    carry = carry_for(out, triton.cdiv(tiles, tiles_per_run))
+    tiles = cdiv(members, tiling.block_e)
+    tiles_per_run = max(1, cdiv(tiles, _programs(tables, members, tiling)))
+    carry = carry_for(out, cdiv(tiles, tiles_per_run))
     if members:
         ready = _prepare(tables.weight, coefficient, order, precision)
         sum_forward[(carry.shape[1], replicas)](
@@ -190,7 +190,7 @@ def _walk(
     }
 
     def sizes(runs: _Runs, first_run: int) -> tuple[int, ...]:
-        tiles = triton.cdiv(members, runs.tiling.block_e)
+        tiles = cdiv(members, runs.tiling.block_e)
         return sources, targets, rows, members, tiles, first_run, runs.total, runs.tiles_per_run, chunk
 
     for begin in range(0, members, chunk):
@@ -214,7 +214,7 @@ def _add_up(d_weight: Tensor, d_bias: Tensor) -> tuple[Tensor, Tensor]:
     """Both gradients from the programs' parts, ``[R, parts, D, D]`` and ``[R, parts, D]``."""
     replicas, parts, width, _ = d_weight.shape
     weight, bias = d_weight.new_empty(replicas, width, width), d_bias.new_empty(replicas, width)
-    add_parts[(triton.cdiv(width * width, NUMBERS) + triton.cdiv(width, NUMBERS), replicas)](
+    add_parts[(cdiv(width * width, NUMBERS) + cdiv(width, NUMBERS), replicas)](
         d_weight, d_bias, weight, bias, parts, d_bias.shape[1], WIDTH=width, BLOCK_P=PARTS, BLOCK=NUMBERS, num_warps=8
     )
     return weight, bias
@@ -231,9 +231,9 @@ def _plan(members: int, most: int, tables: Tables, tilings: Tilings) -> tuple[in
     chunk = max(1, members if members <= most else min(members, max(1, most // at_least) * at_least))
 
     def runs(tiling: Tiling, at_once: int) -> _Runs:
-        tiles_per_run = triton.cdiv(chunk, at_once * tiling.block_e)
+        tiles_per_run = cdiv(chunk, at_once * tiling.block_e)
         length = tiles_per_run * tiling.block_e
-        return _Runs(tiling, tiles_per_run, triton.cdiv(members, length), triton.cdiv(min(chunk, members), length))
+        return _Runs(tiling, tiles_per_run, cdiv(members, length), cdiv(min(chunk, members), length))
 
     return chunk, runs(tilings.logit, programs[0]), runs(tilings.hidden, programs[1])
 
@@ -252,7 +252,7 @@ def _prepare(
     first, second = cleared or (weight, weight)  # a kernel takes a pointer even where it writes nothing
     rows = first.shape[0] * first.shape[1] if cleared else 0
     width = weight.shape[-1]
-    programs = triton.cdiv(numel, PREPARED) + triton.cdiv(members, PREPARED) + triton.cdiv(rows * width, ZEROS)
+    programs = cdiv(numel, PREPARED) + cdiv(members, PREPARED) + cdiv(rows * width, ZEROS)
     prepare[(programs,)](
         weight, as_is, transposed, coefficient, order.member, in_order, first, second, numel, members, rows,
         WIDTH=width, BLOCK=PREPARED, BLOCK_ZERO=ZEROS, TERMS=terms,
@@ -268,7 +268,7 @@ def _tilings(tables: Tables, precision: str) -> Tilings:
     died of an illegal access on an H200.
     """
     tilings = TILINGS[precision]
-    if triton.next_power_of_2(tables.messages.shape[2]) > 64:
+    if next_power_of_2(tables.messages.shape[2]) > 64:
         return tilings
     return Tilings(*(t._replace(num_warps=4, programs=2 * t.programs) if t.num_warps > 4 else t for t in tilings))
 
@@ -282,7 +282,7 @@ def _programs(tables: Tables, members: int, tiling: Tiling) -> int:
     at_once = num_programs(tables.messages.device, tiling.programs)
     busy = members // (FEWEST_TILES * tiling.block_e)
     return max(
-        triton.cdiv(at_once, tables.messages.shape[0]),
+        cdiv(at_once, tables.messages.shape[0]),
         at_once if busy >= at_once else 1 << max(0, busy.bit_length() - 1),
     )
 
@@ -293,7 +293,7 @@ def _constants(tables: Tables, precision: str, members: int, rows: int) -> dict[
     strided = (tables.messages, tables.source_gate, tables.target_gate)
     return {
         "WIDTH": width,
-        "BLOCK_W": max(16, triton.next_power_of_2(width)),
+        "BLOCK_W": max(16, next_power_of_2(width)),
         "TERMS": TERMS[precision],
         "LONG": max(x.shape[1] * x.stride(1) for x in strided) >= 1 << 31,
         "SHORT_ROWS": members <= SHORT_ROW * rows,

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
 from nsr.kernels.gated_sum_tables import Gradients, Tables
 from nsr.kernels.gated_sum_wide_kernels import hidden_backward, logit_backward, sum_forward, weight_backward
 from nsr.kernels.launch import Sums, carry_for, finish_rows, num_programs
@@ -24,7 +24,7 @@ class Tiling(NamedTuple):
 
     def constants(self, width: int, heads: int, terms: int) -> dict[str, int]:
         """The compile-time arguments that every kernel has."""
-        full = triton.next_power_of_2(width)
+        full = next_power_of_2(width)
         sizes = {"BLOCK_E": self.block_e, "BLOCK_D": min(self.block_d, full), "BLOCK_K": min(self.block_k, full)}
         chip = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return {"WIDTH": width, "HEADS": heads, "TERMS": terms, **sizes, **chip}
@@ -70,12 +70,12 @@ def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor,
     targets, (members, heads) = tables.target_gate.shape[1], coefficient.shape
     order = member_order(target, source, targets)
     out = torch.empty_like(tables.target_gate)
-    tiles = triton.cdiv(members, tiling.block_e)
+    tiles = cdiv(members, tiling.block_e)
     carry = carry_for(out, tiles)
     if tiles:
         constants = tiling.constants(width, heads, TERMS[precision])
-        run = triton.cdiv(tiles, num_programs(out.device, tiling.programs))
-        sum_forward[(triton.cdiv(tiles, run), triton.cdiv(width, constants["BLOCK_D"]), replicas)](
+        run = cdiv(tiles, num_programs(out.device, tiling.programs))
+        sum_forward[(cdiv(tiles, run), cdiv(width, constants["BLOCK_D"]), replicas)](
             *tables, coefficient, *order.walk, order.scale, out, carry,
             sources, targets, members, tiles, run, **constants,
         )  # fmt: skip
@@ -132,7 +132,7 @@ def _pass(
     targets, (members, heads) = grad.shape[1], coefficient.shape
     tilings = TILINGS[precision][1:]
     block_e = tilings[0].block_e
-    tiles = triton.cdiv(members, block_e)
+    tiles = cdiv(members, block_e)
     chunk_tiles = max(1, min(tiles, CHUNK_ELEMENTS // (replicas * width * block_e)))
     chunk = chunk_tiles * block_e
     d_logit = grad.new_empty(replicas, chunk, width)
@@ -144,23 +144,23 @@ def _pass(
     }
     logit, hidden, summed = (tiling.constants(width, heads, TERMS[precision]) for tiling in tilings)
     summed["BLOCK_N"] = summed.pop("BLOCK_D")
-    blocks = triton.cdiv(width, summed["BLOCK_N"]) * triton.cdiv(width, summed["BLOCK_K"])
+    blocks = cdiv(width, summed["BLOCK_N"]) * cdiv(width, summed["BLOCK_K"])
     logit_run, hidden_run, weight_run = (
-        triton.cdiv(chunk_tiles, num_programs(grad.device, tiling.programs)) for tiling in tilings
+        cdiv(chunk_tiles, num_programs(grad.device, tiling.programs)) for tiling in tilings
     )
-    partials = triton.cdiv(chunk_tiles, weight_run)
+    partials = cdiv(chunk_tiles, weight_run)
     d_weight = weight.new_zeros(replicas, partials, width, width)
     d_bias = bias.new_zeros(replicas, partials, width)
     d_t = d_bias if d_coefficient is None else d_coefficient  # a kernel takes a pointer even where it writes nothing
     for first in range(0, tiles, chunk_tiles):
         end = min(first + chunk_tiles, tiles)
         sizes = (sources, targets, members, tiles, first, end, chunk)
-        logit_backward[(triton.cdiv(end - first, logit_run), replicas)](
+        logit_backward[(cdiv(end - first, logit_run), replicas)](
             grad, *tables, coefficient, *order.walk, scale,
             rows.messages, rows.mean, d_t, carries.messages, carries.mean, d_logit,
             *sizes, logit_run, **logit, **flags,
         )  # fmt: skip
-        hidden_backward[(triton.cdiv(end - first, hidden_run), replicas)](
+        hidden_backward[(cdiv(end - first, hidden_run), replicas)](
             source_gate, target_gate, mean_gate, weight, coefficient, *order.walk,
             rows.source_gate, rows.target_gate, rows.mean_gate, d_t,
             carries.source_gate, carries.target_gate, carries.mean_gate, d_logit,

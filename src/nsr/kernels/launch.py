@@ -4,9 +4,9 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
 from nsr.kernels.member_order import MemberOrder
 from nsr.kernels.row_runs import finish_tables
 
@@ -49,7 +49,7 @@ def finish_rows(order: MemberOrder, *tables: Sums) -> None:
         return
     most_runs = max(table.carry.shape[1] for table in tables)
     arguments = [(x.carry, x.out, x.carry.shape[1], x.members_per_run) for x in (*tables, tables[0], tables[0])[:3]]
-    finish_tables[(most_runs + triton.cdiv(rows, ROWS_AT_ONCE), len(tables), replicas)](
+    finish_tables[(most_runs + cdiv(rows, ROWS_AT_ONCE), len(tables), replicas)](
         order.row, order.start, *(part for table in arguments for part in table), most_runs, rows, order.row.shape[0],
-        width, BLOCK_R=ROWS_AT_ONCE, BLOCK_W=min(256, triton.next_power_of_2(width)), num_warps=1,
+        width, BLOCK_R=ROWS_AT_ONCE, BLOCK_W=min(256, next_power_of_2(width)), num_warps=1,
     )  # fmt: skip

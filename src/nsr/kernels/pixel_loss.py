@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
+
 _TILE = 8192  # pixels times classes that a program can hold at once
 
 
@@ -35,8 +37,6 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor, ignore: int) -> Tensor:
 
 @torch.library.custom_op("nsr::summed_cross_entropy", mutates_args=())
 def _summed_cross_entropy(logits: Tensor, labels: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
-    import triton
-
     from nsr.kernels.pixel_loss_kernels import cell_losses
 
     samples, classes, rows, columns = logits.shape
@@ -44,7 +44,7 @@ def _summed_cross_entropy(logits: Tensor, labels: Tensor, ignore: int) -> tuple[
     assert patch is not None, "the caller asks patch_side first"
     assert samples % labels.shape[0] == 0, "every model has seen every image"
     losses, corners = _room(logits)
-    block_k, block_x = max(16, triton.next_power_of_2(classes)), triton.next_power_of_2(patch)
+    block_k, block_x = max(16, next_power_of_2(classes)), next_power_of_2(patch)
     cell_losses[((rows + 1) * (columns + 1), samples)](
         logits, labels.contiguous(), losses, corners, *logits.stride(), rows, columns, labels.shape[0],
         IGNORE=ignore, CLASSES=classes, PATCH=patch, BLOCK_K=block_k, BLOCK_X=block_x,
@@ -68,16 +68,14 @@ def _room(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("nsr::summed_cross_entropy_backward", mutates_args=())
 def _backward(corners: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
-    import triton
-
     from nsr.kernels.pixel_loss_kernels import gather_corners
 
     batch, rows, columns, _, classes = corners.shape
     rows, columns = rows - 1, columns - 1
     grad = corners.new_empty(batch, rows, columns, classes, dtype=kind)
-    gather_corners[(triton.cdiv(columns, 16), rows, batch)](
+    gather_corners[(cdiv(columns, 16), rows, batch)](
         corners, scale.contiguous(), grad, rows, columns,
-        CLASSES=classes, BLOCK_K=max(16, triton.next_power_of_2(classes)), BLOCK_X=16, num_warps=4,
+        CLASSES=classes, BLOCK_K=max(16, next_power_of_2(classes)), BLOCK_X=16, num_warps=4,
     )  # fmt: skip
     return grad
 

@@ -1,9 +1,9 @@
 """Launching the fused kernels of the weighted sum over members."""
 
 import torch
-import triton
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
 from nsr.kernels.launch import Sums, carry_for, finish_rows, num_programs
 from nsr.kernels.member_order import MemberOrder, member_order
 from nsr.kernels.segment_sum_kernels import coefficient_backward, weighted_sum
@@ -28,11 +28,11 @@ def backward(
         return d_messages, None
     d_coefficient = torch.empty_like(coefficient)
     if members:
-        coefficient_backward[(triton.cdiv(members, 64),)](
+        coefficient_backward[(cdiv(members, 64),)](
             grad, messages.float().contiguous(), coefficient, source, target, d_coefficient,
             replicas, sources, grad.shape[1], members,
             HEADS=heads, HEAD_WIDTH=width // heads, BLOCK_E=64,
-            BLOCK_D=min(128, triton.next_power_of_2(width // heads)),
+            BLOCK_D=min(128, next_power_of_2(width // heads)),
         )  # fmt: skip
     return d_messages, d_coefficient
 
@@ -42,13 +42,13 @@ def _sum(x: Tensor, coefficient: Tensor, order: MemberOrder, rows: int) -> Tenso
     members, heads = coefficient.shape
     replicas, others, width = x.shape
     out = coefficient.new_empty(replicas, rows, width)
-    block_d = min(128, triton.next_power_of_2(width))
+    block_d = min(128, next_power_of_2(width))
     block_e = min(128, BLOCK_ELEMENTS // block_d)
-    blocks = triton.cdiv(members, block_e)
-    run = block_e * max(1, triton.cdiv(blocks, num_programs(out.device, PROGRAMS)))
-    carry = carry_for(out, triton.cdiv(members, run))
+    blocks = cdiv(members, block_e)
+    run = block_e * max(1, cdiv(blocks, num_programs(out.device, PROGRAMS)))
+    carry = carry_for(out, cdiv(members, run))
     if members:
-        weighted_sum[(carry.shape[1], triton.cdiv(width, block_d), replicas)](
+        weighted_sum[(carry.shape[1], cdiv(width, block_d), replicas)](
             x, coefficient, order.other, order.member, order.rank, order.ranked,
             out, carry, rows, others, members, run,
             WIDTH=width, STRIDE=x.stride(1), HEADS=heads, BLOCK_E=block_e, BLOCK_D=block_d, num_warps=1,

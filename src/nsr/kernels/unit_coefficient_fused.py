@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
 from nsr.kernels.member_order import member_order
 
 BLOCK_H = 8
@@ -30,10 +31,10 @@ def _launch(
     members, heads = coefficient.shape
     order = member_order(target, source, num_targets)
     out = torch.empty_like(coefficient)
-    block_h = min(BLOCK_H, triton.next_power_of_2(heads))
+    block_h = min(BLOCK_H, next_power_of_2(heads))
     if members:
         rows_at_once, members_at_once = blocks(members, num_targets)
-        unit_rows[(triton.cdiv(num_targets, rows_at_once), triton.cdiv(heads, block_h))](
+        unit_rows[(cdiv(num_targets, rows_at_once), cdiv(heads, block_h))](
             grad, coefficient, order.member, order.start, out, num_targets,
             HEADS=heads, BLOCK_R=rows_at_once, BLOCK_E=members_at_once, BLOCK_H=block_h, BACKWARD=backward,
             num_warps=max(1, members_at_once // MEMBERS_PER_WARP),
@@ -46,7 +47,7 @@ def blocks(members: int, rows: int) -> tuple[int, int]:
 
     A row a warp leaves most lanes idle where rows are short, and lets all others wait for a hub where they are long.
     """
-    at_once = min(4 * MEMBERS_PER_WARP, max(8, triton.next_power_of_2(2 * triton.cdiv(members, rows))))
+    at_once = min(4 * MEMBERS_PER_WARP, max(8, next_power_of_2(2 * cdiv(members, rows))))
     return max(1, MEMBERS_PER_WARP // at_once), at_once
 
 

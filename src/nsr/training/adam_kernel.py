@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv
+
 _BLOCK = 1024
 
 
@@ -23,7 +25,7 @@ def adam_rows(
 ) -> None:
     """The fused twin of :func:`nsr.training.replicas.adam_rows`; rows ``[R, P]``, one after the other in memory."""
     replicas, length = weights.shape
-    grid = (triton.cdiv(length, _BLOCK), replicas)
+    grid = (cdiv(length, _BLOCK), replicas)
     _step[grid](weights, gradient, first, second, steps, rate, length, weight_decay, *betas, eps, BLOCK=_BLOCK)
 
 

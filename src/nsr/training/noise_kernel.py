@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv
+
 _BLOCK = 2048
 # The multipliers of nsr.training.noise, unsigned.
 _MIX_A, _MIX_B, _GOLDEN = tl.constexpr(0x85EBCA6B), tl.constexpr(0xC2B2AE35), tl.constexpr(0x9E3779B9)
@@ -17,7 +19,7 @@ def masked(x: Tensor, key: Tensor, p: float) -> Tensor:
     """The fused twin of :func:`nsr.training.noise.masked`; rows ``[R, n]``, one after the other in memory."""
     replicas, length = x.shape
     out = torch.empty_like(x)
-    dropout_rows[(triton.cdiv(length, _BLOCK), replicas)](x, key, out, length, *constants(p), BLOCK=_BLOCK)
+    dropout_rows[(cdiv(length, _BLOCK), replicas)](x, key, out, length, *constants(p), BLOCK=_BLOCK)
     return out
 
 

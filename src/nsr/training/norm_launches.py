@@ -1,9 +1,9 @@
 """Launching the kernels of ``norm_kernels.py``: tiles, shares of the rows, room for the parts."""
 
 import torch
-import triton
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
 from nsr.training.noise_kernel import constants
 from nsr.training.norm_kernels import (
     batch_backward,
@@ -71,7 +71,7 @@ def batch_norm(
     parts = x.new_empty(replicas, programs, 3, width)
     batch_moments[(programs, replicas)](x, count, parts, rows, each, **_sizes(x))
     y, mean, variance = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
-    join_moments[(triton.cdiv(width, _COLUMNS), replicas)](
+    join_moments[(cdiv(width, _COLUMNS), replicas)](
         parts, mean, variance, programs, WIDTH=width, BLOCK=_COLUMNS, PARTS=_PARTS
     )
     batch_forward[_tiles(x)](
@@ -112,17 +112,17 @@ def batch_norm_backward(
 
 
 def _sizes(x: Tensor) -> dict[str, int]:
-    columns = triton.next_power_of_2(x.shape[2])
+    columns = next_power_of_2(x.shape[2])
     return {"WIDTH": x.shape[2], "BLOCK": max(1, _TILE // columns), "COLUMNS": columns}
 
 
 def _tiles(x: Tensor) -> tuple[int, int]:
     """Programs for every tile of every replica."""
-    return triton.cdiv(x.shape[1], _sizes(x)["BLOCK"]), x.shape[0]
+    return cdiv(x.shape[1], _sizes(x)["BLOCK"]), x.shape[0]
 
 
 def _shares(x: Tensor) -> tuple[int, int]:
     """Programs of a replica where each leaves a part, and the tiles of each."""
     tiles, replicas = _tiles(x)
-    each = triton.cdiv(tiles, min(_PARTS, triton.cdiv(_PROGRAMS, replicas)))
-    return triton.cdiv(tiles, each), each
+    each = cdiv(tiles, min(_PARTS, cdiv(_PROGRAMS, replicas)))
+    return cdiv(tiles, each), each

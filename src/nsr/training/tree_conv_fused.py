@@ -7,9 +7,9 @@ single multiprocessor; here many programs take a part of the rows each.
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv
 from nsr.training.tree_conv_kernels import linear_moments, norm_relu, norm_sums, stage_gradient
 from nsr.training.tree_layer import LayerKind, Weights, host_update
 
@@ -57,7 +57,7 @@ class _Stage(torch.autograd.Function):
         parts = x.new_empty(replicas, programs, 3, width)
         moments = x.new_empty(replicas, 3, width)  # count, mean and variance
         linear_moments[(programs, replicas)](x, weight, bias, count, h, parts, rows, each, D=width, BLOCK=_ROWS)
-        norm_relu[(triton.cdiv(rows, _ROWS), replicas)](
+        norm_relu[(cdiv(rows, _ROWS), replicas)](
             h, parts, gamma, beta, moments, running_mean, running_var, y, rows, programs,
             D=width, BLOCK=_ROWS, PARTS=_PARTS,
         )  # fmt: skip
@@ -83,6 +83,6 @@ class _Stage(torch.autograd.Function):
 
 def _shares(rows: int) -> tuple[int, int]:
     """Programs of a replica, and the tiles of each."""
-    tiles = triton.cdiv(rows, _ROWS)
-    each = triton.cdiv(tiles, _PARTS)
-    return triton.cdiv(tiles, each), each
+    tiles = cdiv(rows, _ROWS)
+    each = cdiv(tiles, _PARTS)
+    return cdiv(tiles, each), each

@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv
 from nsr.training.tree_ends_kernels import encode, encode_gradient, head_loss
 
 _ROWS = 32  # in a tile of the encoder
@@ -31,7 +31,7 @@ class _Encode(torch.autograd.Function):
         leaves = columns // 2 - 1
         trees = values.shape[1] // leaves
         out = weight.new_empty(replicas, trees * leaves + 1 + leaves, width)
-        encode[(triton.cdiv(out.shape[1], _ROWS), replicas)](
+        encode[(cdiv(out.shape[1], _ROWS), replicas)](
             weight, bias, values, out, trees, LEAVES=leaves, D=width, BLOCK=_ROWS
         )
         ctx.save_for_backward(positions)
@@ -57,9 +57,9 @@ class _HeadLoss(torch.autograd.Function):
         rows, weight, bias, label, count = (x.contiguous() for x in (rows, weight, bias, label, count))
         replicas, read, width = rows.shape
         leaves, pairs = weight.shape[1], label.shape[1]
-        tiles = triton.cdiv(pairs, _PAIRS)
-        each = triton.cdiv(tiles, _PROGRAMS)
-        programs = triton.cdiv(tiles, each)
+        tiles = cdiv(pairs, _PAIRS)
+        each = cdiv(tiles, _PROGRAMS)
+        programs = cdiv(tiles, each)
         d_root = rows.new_empty(replicas, pairs, width)
         parts = rows.new_empty(replicas, programs, leaves * (width + 1) + 2)
         head_loss[(programs, replicas)](

@@ -9,9 +9,9 @@ whose BatchNorms need all rows at once, follows as kernels of its own.
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv
 from nsr.training.replicas import Replicas, Section
 from nsr.training.tree_batches import Queries
 from nsr.training.tree_conv_fused import gin_conv
@@ -107,7 +107,7 @@ class _Layer(torch.autograd.Function):
         nodes = len(plan.members)
         out = rows.new_empty(replicas, nodes, width)
         aggregate = out.new_empty(0) if constants["HOST"] else torch.empty_like(out)
-        layer_forward[(triton.cdiv(nodes, _NODES), replicas)](
+        layer_forward[(cdiv(nodes, _NODES), replicas)](
             rows, plan.members, plan.coefficient, place, weights, out, aggregate, read, nodes, *_pairs(plan, place),
             weights.stride(0),
             BLOCK=_NODES, num_warps=_WARPS_FORWARD, **constants,
@@ -122,9 +122,9 @@ class _Layer(torch.autograd.Function):
         plan: LayerPlan = ctx.plan
         replicas, read, width = rows.shape
         nodes = len(plan.members)
-        tiles = triton.cdiv(nodes, _NODES)
-        each = triton.cdiv(tiles, max(1, _PROGRAMS // replicas))
-        programs = triton.cdiv(tiles, each)
+        tiles = cdiv(nodes, _NODES)
+        each = cdiv(tiles, max(1, _PROGRAMS // replicas))
+        programs = cdiv(tiles, each)
         d_own, d_child = rows.new_empty(replicas, nodes, width), rows.new_empty(replicas, nodes, 2, width)
         parts = rows.new_empty(replicas, programs, weights.shape[1] + width)  # the weights, then the blank row
         layer_backward[(programs, replicas)](
@@ -134,12 +134,12 @@ class _Layer(torch.autograd.Function):
         )  # fmt: skip
         total = parts.sum(1)
         d_rows = torch.empty_like(rows)
-        collect_rows[(triton.cdiv(read, _ROWS), replicas)](
+        collect_rows[(cdiv(read, _ROWS), replicas)](
             d_own, d_child, plan.uses, total[:, weights.shape[1] :], d_rows, read, nodes, plan.blank, total.stride(0),
             D=width, BLOCK=_ROWS,
         )  # fmt: skip
         if plan.first_pair < nodes:
-            collect_pairs[(triton.cdiv(place.shape[1] // 3, _ROWS), replicas)](
+            collect_pairs[(cdiv(place.shape[1] // 3, _ROWS), replicas)](
                 d_own, d_child, plan.members, place, d_rows, read, nodes, *_pairs(plan, place), D=width, BLOCK=_ROWS
             )
         return d_rows, total[:, : weights.shape[1]], None, None, None

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
+
 # Tiles of queries and keys, and stages, in fp32: its products are none of the tensor cores' and fill the registers.
 _EXACT = (32, 32, 1)
 
@@ -23,8 +25,6 @@ def attention(qkv: Tensor, weight: Tensor | None, count: Tensor | None = None) -
 
 @torch.library.custom_op("nsr::attention", mutates_args=())
 def _attention(qkv: Tensor, weight: Tensor | None, count: Tensor | None, levelled: bool) -> tuple[Tensor, Tensor]:
-    import triton
-
     from nsr.kernels.tokens.attention_kernels import attend
 
     qkv = qkv.contiguous()
@@ -33,11 +33,11 @@ def _attention(qkv: Tensor, weight: Tensor | None, count: Tensor | None, levelle
     block_q, block_k, stages = (64, 128, 2) if length > 256 else (64, 32, 3)
     if qkv.dtype.itemsize > 2:
         block_q, block_k, stages = _EXACT
-    attend[(triton.cdiv(length, block_q), batch * heads)](
+    attend[(cdiv(length, block_q), batch * heads)](
         *qkv.unbind(2), qkv if weight is None else weight.float().contiguous(), qkv if count is None else count,
         out, level,
         qkv.stride(0), qkv.stride(1), qkv.stride(3), heads, length, _scale(width),
-        WIDTH=width, BLOCK_D=max(16, triton.next_power_of_2(width)), BLOCK_Q=block_q, BLOCK_K=block_k,
+        WIDTH=width, BLOCK_D=max(16, next_power_of_2(width)), BLOCK_Q=block_q, BLOCK_K=block_k,
         WEIGHTED=weight is not None, COUNTED=count is not None, LEVELLED=levelled, num_warps=4, num_stages=stages,
     )  # fmt: skip
     return out, level
@@ -52,8 +52,6 @@ def _(qkv: Tensor, weight: Tensor | None, count: Tensor | None, levelled: bool) 
 def _attention_backward(
     grad: Tensor, out: Tensor, level: Tensor, qkv: Tensor, weight: Tensor | None, count: Tensor | None
 ) -> Tensor:
-    import triton
-
     from nsr.kernels.tokens.attention_backward import attend_backward_keys, attend_backward_queries
 
     qkv, grad = qkv.contiguous(), grad.contiguous()
@@ -65,15 +63,15 @@ def _attention_backward(
     to_q, to_k, to_v = to_qkv.unbind(2)
     strides = (qkv.stride(0), qkv.stride(1), qkv.stride(3))
     counts = qkv if count is None else count
-    shape = {"WIDTH": width, "BLOCK_D": max(16, triton.next_power_of_2(width)), "COUNTED": count is not None}
+    shape = {"WIDTH": width, "BLOCK_D": max(16, next_power_of_2(width)), "COUNTED": count is not None}
     wide = qkv.dtype.itemsize > 2
     block_q, block_k, stages = _EXACT if wide else (64, 128, 2)
-    attend_backward_queries[(triton.cdiv(length, block_q), batch * heads)](
+    attend_backward_queries[(cdiv(length, block_q), batch * heads)](
         q, k, v, weight, counts, out, grad, level, delta, to_q, *strides, *strides, heads, length, _scale(width),
         BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=4, num_stages=stages, **shape,
     )  # fmt: skip
     block_q, block_k, stages = _EXACT if wide else (32, 128, 3)
-    attend_backward_keys[(triton.cdiv(length, block_k), batch * heads)](
+    attend_backward_keys[(cdiv(length, block_k), batch * heads)](
         q, k, v, weight, counts, grad, level, delta, to_k, to_v, *strides, *strides, heads, length, _scale(width),
         BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=4, num_stages=stages, **shape,
     )  # fmt: skip

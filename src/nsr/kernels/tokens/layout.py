@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
+
 
 class GroupLayout(NamedTuple):
     """Who belongs to which group, ready for the merge kernels.
@@ -45,8 +47,6 @@ def lay_out(group: Tensor, size: Tensor, num_groups: int) -> GroupLayout:
 
 @torch.library.custom_op("nsr::lay_out", mutates_args=())
 def _lay_out(group: Tensor, size: Tensor, num_groups: int) -> list[Tensor]:
-    import triton
-
     from nsr.kernels.tokens.layout_kernels import lay_out as kernel
 
     batch, length = group.shape
@@ -54,7 +54,7 @@ def _lay_out(group: Tensor, size: Tensor, num_groups: int) -> list[Tensor]:
     _, share, order, start, total, *_ = empty_layout(group, num_groups, 0)
     total.zero_()
     # one tile more than there are tokens where the end of the last group falls on its border
-    grid = (triton.cdiv(max(length, num_groups + 1), 32), batch)
+    grid = (cdiv(max(length, num_groups + 1), 32), batch)
     kernel[grid](
         group.contiguous(), size.float().contiguous(), order, start, share, total, length, num_groups,
         BLOCK_A=32, BLOCK_B=64,
@@ -78,7 +78,6 @@ def list_members(layout: GroupLayout, slots: int) -> GroupLayout:
 
 @torch.library.custom_op("nsr::list_members", mutates_args=())
 def _list_members(group: Tensor, order: Tensor, start: Tensor, slots: int) -> list[Tensor]:
-
     from nsr.kernels.tokens.layout_kernels import list_members as kernel
 
     batch, length = order.shape
@@ -97,9 +96,8 @@ def _(group: Tensor, order: Tensor, start: Tensor, slots: int) -> list[Tensor]:
 
 def bucket(count: int, medium: int = 512) -> int:
     """Lanes for so many tokens, few, ``medium`` or more: not many different numbers, because each is a compilation."""
-    import triton
 
-    return 64 if count <= 64 else max(medium, triton.next_power_of_2(count))
+    return 64 if count <= 64 else max(medium, next_power_of_2(count))
 
 
 def empty_layout(group: Tensor, num_groups: int, slots: int) -> GroupLayout:

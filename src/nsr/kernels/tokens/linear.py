@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv
+
 WIDEST = 256  # of the residual stream; beyond it the libraries' products are better
 _MANY = 8192  # rows that fill the multiprocessors in large tiles; a third stage is worth 2 to 12 % there
 _PROGRAMS = 264  # two for each multiprocessor of an H200
@@ -15,7 +17,6 @@ def norm_linear(
     x: Tensor, norm: Tensor, norm_bias: Tensor, eps: float, weight: Tensor, bias: Tensor, gelu: bool
 ) -> Tensor:
     """``W LayerNorm(x) + b``, with a GELU behind it if asked for: ``[B, N, D] -> [B, N, E]``."""
-    import triton
 
     from nsr.kernels.tokens.linear_kernels import norm_linear as kernel
 
@@ -25,12 +26,12 @@ def norm_linear(
     out = x.new_empty(*x.shape[:-1], outputs)
     many = rows >= _MANY
     block_m, block_n = 64 if many else 32, 64
-    tiles, columns = triton.cdiv(rows, block_m), triton.cdiv(outputs, block_n)
+    tiles, columns = cdiv(rows, block_m), cdiv(outputs, block_n)
     # each program normalises its rows again, so few that share them, but enough for all multiprocessors
-    steps = triton.cdiv(columns, min(columns, max(1, _PROGRAMS // tiles)))
+    steps = cdiv(columns, min(columns, max(1, _PROGRAMS // tiles)))
     block_d, tail_d = two_powers(width)
     terms = 1 if x.dtype == torch.bfloat16 else 2
-    kernel[(tiles, triton.cdiv(columns, steps))](
+    kernel[(tiles, cdiv(columns, steps))](
         x, *(w.contiguous() for w in (norm, norm_bias, weight, bias)), out, rows, steps * block_n, eps,
         WIDTH=width, OUT=outputs, GELU=terms * gelu, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, TAIL_D=tail_d,
         num_warps=4, num_stages=3 if many else 2,
@@ -46,7 +47,6 @@ def _(x: Tensor, norm: Tensor, norm_bias: Tensor, eps: float, weight: Tensor, *_
 @torch.library.custom_op("nsr::linear_add", mutates_args=())
 def linear_add(x: Tensor, a: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``x + (W a + b)``: ``[B, N, D], [B, N, E] -> [B, N, D]``."""
-    import triton
 
     from nsr.kernels.tokens.linear_kernels import linear_add as kernel
 
@@ -58,7 +58,7 @@ def linear_add(x: Tensor, a: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     block_m, block_n, tail_n, warps = 128 if many else 32, 64, 0, 4
     if many and long:  # long rows are read once, not once for every 64 columns
         (block_n, tail_n), warps = two_powers(outputs), 8
-    kernel[(triton.cdiv(rows, block_m), triton.cdiv(outputs, block_n + tail_n))](
+    kernel[(cdiv(rows, block_m), cdiv(outputs, block_n + tail_n))](
         a, weight.contiguous(), bias.contiguous(), x, out, rows, WIDTH=width, OUT=outputs,
         BLOCK_M=block_m, BLOCK_N=block_n, TAIL_N=tail_n,
         BLOCK_K=128 if long and not many else 64, num_warps=warps, num_stages=3,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
 from nsr.kernels.tokens.layout import GroupLayout, bucket, empty_layout
 
 _FEW = 2048  # rows of scores that leave multiprocessors idle in tiles of 64: smaller ones, and longer steps
@@ -22,13 +23,12 @@ def split_features(x: Tensor) -> Tensor:
 
     They are those of :func:`nsr.tokens.similarity.grid_features`.
     """
-    import triton
 
     from nsr.kernels.tokens.match_kernels import split_features as kernel
 
     batch, _, length, width = x.shape
     terms = x.new_empty(batch, length, 2, width, dtype=torch.float16)
-    grid = (triton.cdiv(length, 16), batch)
+    grid = (cdiv(length, 16), batch)
     kernel[grid](*_of_heads(x), terms, length, BLOCK_N=16, num_warps=4, **_features(width))
     return terms
 
@@ -69,7 +69,6 @@ def best_match(
     Returns:
         The cosines ``[B, A]`` in fp32 (NaN as infinity), and which b, ``[B, A]``, int64.
     """
-    import triton
 
     from nsr.kernels.tokens.match_kernels import best_match as kernel
 
@@ -81,7 +80,7 @@ def best_match(
     tile = _tile(terms)
     if batch * count_a <= _FEW:
         tile |= {"BLOCK_A": 16, "BLOCK_B": 128}
-    kernel[(triton.cdiv(count_a, tile["BLOCK_A"]), batch)](
+    kernel[(cdiv(count_a, tile["BLOCK_A"]), batch)](
         terms, terms if order is None else order, terms if mask is None else mask, best, partner,
         length, 0 if order is None else order.shape[1], 0 if mask is None else mask.shape[1],
         count_a, count_b, first_a, first_b, step,
@@ -99,14 +98,13 @@ def _(terms: Tensor, order: Tensor | None, valid: Tensor | None, first_a: int, c
 @torch.library.custom_op("nsr::pitome_energy", mutates_args=())
 def energy(terms: Tensor, margin: float) -> Tensor:
     """``mean_j ELU(cos(x_i, x_j) - margin)`` of grid features: ``[B, P, 2, D] -> [B, P]`` in fp32."""
-    import triton
 
     from nsr.kernels.tokens.match_kernels import energy as kernel
 
     batch, count = terms.shape[:2]
     out = terms.new_empty(batch, count, dtype=torch.float32)
     tile = _tile(terms)
-    grid = (triton.cdiv(count, tile["BLOCK_A"]), batch)
+    grid = (cdiv(count, tile["BLOCK_A"]), batch)
     margin = torch.tensor(margin, dtype=torch.float32, device="cpu").item()
     units = energy_units(count)
     kernel[grid](terms, out, count, margin, units, 1 / (units * count), **tile)
@@ -126,7 +124,6 @@ def _(terms: Tensor, margin: float) -> Tensor:
 @torch.library.custom_op("nsr::descending", mutates_args=())
 def descending(score: Tensor) -> Tensor:
     """Positions from the highest to the lowest score, equal ones ascending: ``[B, N] -> [B, N]``, int64."""
-    import triton
 
     from nsr.kernels.tokens.match_kernels import rank_scores
 
@@ -134,7 +131,7 @@ def descending(score: Tensor) -> Tensor:
     batch, count = score.shape
     order = torch.empty_like(score, dtype=torch.int64)
     if count:
-        rank_scores[(triton.cdiv(count, 64), batch)](score, order, count, BLOCK_A=64, BLOCK_B=64)
+        rank_scores[(cdiv(count, 64), batch)](score, order, count, BLOCK_A=64, BLOCK_B=64)
     return order
 
 
@@ -211,25 +208,23 @@ def _of_heads(x: Tensor) -> tuple[Any, ...]:
 
 def _features(width: int) -> dict[str, Any]:
     """How those kernels are compiled."""
-    import triton
 
     return {
         "LOW": low_bits(width),
         "WIDTH": width,
-        "BLOCK_D": max(16, triton.next_power_of_2(width)),
+        "BLOCK_D": max(16, next_power_of_2(width)),
         "enable_fp_fusion": False,  # a product is rounded before anything is added to it
     }
 
 
 def _tile(terms: Tensor) -> dict[str, Any]:
     """How score tiles are cut."""
-    import triton
 
     width = terms.shape[-1]
     return {
         "LOW": low_bits(width),
         "WIDTH": width,
-        "BLOCK_C": min(64, max(16, triton.next_power_of_2(width))),
+        "BLOCK_C": min(64, max(16, next_power_of_2(width))),
         "BLOCK_A": 64,
         "BLOCK_B": 64,
         "num_warps": 4,

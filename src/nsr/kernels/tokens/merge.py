@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
 from nsr.kernels.tokens.layout import GroupLayout
 
 
@@ -54,7 +55,6 @@ def gather_sums(x: Tensor, share: Tensor | None, order: Tensor, start: Tensor, c
         start: Where each group begins.
         codes: If given, ``[B, N, R]``, the rows of tokens in no group of two or more are set to 0 on the way.
     """
-    import triton
 
     from nsr.kernels.tokens.merge_kernels import merge as kernel
 
@@ -63,10 +63,10 @@ def gather_sums(x: Tensor, share: Tensor | None, order: Tensor, start: Tensor, c
     groups = start.shape[1] - 1
     y = x.new_empty(batch, groups, width)
     code = 1 if codes is None else codes.shape[-1]
-    kernel[(triton.cdiv(groups if codes is None else length, 8), batch)](
+    kernel[(cdiv(groups if codes is None else length, 8), batch)](
         x, x if share is None else share, order, start, y, x if codes is None else codes,
         x.stride(0), x.stride(1), length, groups,
-        WIDTH=width, BLOCK_D=triton.next_power_of_2(width), CODE=code, BLOCK_C=triton.next_power_of_2(code),
+        WIDTH=width, BLOCK_D=next_power_of_2(width), CODE=code, BLOCK_C=next_power_of_2(code),
         BLOCK_G=8, WEIGHTED=share is not None, CODED=codes is not None, num_warps=4,
     )  # fmt: skip
     return y
@@ -92,7 +92,6 @@ def spread_rows(
         to_y: What it sends to their groups.
         slot_of_place: The slot of each place of ``order``, ``[B, N]``; -1 where there is none.
     """
-    import triton
 
     from nsr.kernels.tokens.merge_kernels import spread_gradient as kernel
 
@@ -100,9 +99,9 @@ def spread_rows(
     length = order.shape[1]
     spread = torch.empty_like(order) if slot_of_place is None else slot_of_place
     out = grad.new_empty(batch, length, width)
-    kernel[(triton.cdiv(length, 4), batch)](
+    kernel[(cdiv(length, 4), batch)](
         grad, grad if to_x is None else to_x, grad if to_y is None else to_y, share, order, start, spread, out,
         length, groups, 0 if to_x is None else to_x.shape[1],
-        WIDTH=width, BLOCK_D=triton.next_power_of_2(width), BLOCK_G=4, BRANCHED=to_x is not None, num_warps=2,
+        WIDTH=width, BLOCK_D=next_power_of_2(width), BLOCK_G=4, BRANCHED=to_x is not None, num_warps=2,
     )  # fmt: skip
     return out

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from nsr.kernels.counts import cdiv, next_power_of_2
 from nsr.kernels.tokens.layout import GroupLayout, list_members
 from nsr.kernels.tokens.merge import gather_sums, spread_rows
 
@@ -90,8 +91,6 @@ def _merge_residual(
     kind: torch.dtype,
     sources: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    import triton
-
     from nsr.kernels.tokens.encode_kernels import encode
     from nsr.kernels.tokens.merge_kernels import decode
 
@@ -104,13 +103,13 @@ def _merge_residual(
     y = gather_sums(x, share, order, start, codes)
     slots = member.shape[1]
     blocks = _blocks(width, code, gate_in.shape[-2], kind)
-    encode[(triton.cdiv(slots, blocks["BLOCK_M"]), batch)](
+    encode[(cdiv(slots, blocks["BLOCK_M"]), batch)](
         x, y, member, member_group, codes, *(weight.contiguous() for weight in weights),
         x.stride(0), x.stride(1), length, groups, slots, samples, _EPS, SOURCES=sources, **blocks,
     )  # fmt: skip
     if decoder is not None:
         shared = {name: blocks[name] for name in ("WIDTH", "CODE", "BLOCK_D", "BLOCK_C", "KIND", "PRECISION")}
-        decode[(triton.cdiv(groups, 32), batch)](
+        decode[(cdiv(groups, 32), batch)](
             codes, share, order, start, decoder.contiguous(), y, length, groups, samples,
             BLOCK_G=32, num_warps=4, **shared,
         )  # fmt: skip
@@ -149,8 +148,6 @@ def _merge_residual_backward(
     kind: torch.dtype,
     sources: int = 0,
 ) -> list[Tensor]:
-    import triton
-
     from nsr.kernels.tokens.encode_backward import encode_backward, norm_sums, weight_gradients
 
     weights = [
@@ -177,7 +174,7 @@ def _merge_residual_backward(
     norm_sums[(2, models)](
         weights[6], *weights[1:5], sums, WIDTH=width, HIDDEN=hidden, BLOCK_H=blocks["BLOCK_H"], BLOCK_K=64
     )
-    encode_backward[(triton.cdiv(slots, blocks["BLOCK_M"]), batch)](
+    encode_backward[(cdiv(slots, blocks["BLOCK_M"]), batch)](
         x, y, member, member_group, share, x if grad_codes is None else grad_codes.contiguous(), grad_y, sums,
         left, right, to_x, to_y, *weights[:10], weights[-1],
         x.stride(0), x.stride(1), length, groups, slots, batch // models, _EPS,
@@ -189,7 +186,7 @@ def _merge_residual_backward(
     products = by_model[0].mT @ by_model[1]  # shape: [models, left, right], of one model [left, right]
     grads = [torch.empty_like(weight) for weight in weights]
     shared = {name: blocks[name] for name in ("WIDTH", "CODE", "HIDDEN", "BLOCK_C", "BLOCK_H")}
-    weight_gradients[(triton.cdiv(width, 16), models)](
+    weight_gradients[(cdiv(width, 16), models)](
         products, *weights[:7], *grads[:10], grads[-1],
         FEATURE=feature, LEFT=left.shape[-1], RIGHT=right.shape[-1], BLOCK_K=16, num_warps=4, **shared,
     )  # fmt: skip
@@ -230,11 +227,11 @@ def _blocks(width: int, code: int, hidden: int, kind: torch.dtype) -> dict[str, 
         "WIDTH": width,
         "CODE": code,
         "HIDDEN": hidden,
-        "BLOCK_D": max(16, triton.next_power_of_2(width)),
-        "BLOCK_C": max(16, triton.next_power_of_2(code)),
-        "BLOCK_H": max(16, triton.next_power_of_2(hidden)),
+        "BLOCK_D": max(16, next_power_of_2(width)),
+        "BLOCK_C": max(16, next_power_of_2(code)),
+        "BLOCK_H": max(16, next_power_of_2(hidden)),
         "BLOCK_M": 16,
-        "BLOCK_K": max(16, triton.next_power_of_2(width)) if whole else 64 if half else 32,
+        "BLOCK_K": max(16, next_power_of_2(width)) if whole else 64 if half else 32,
         "KIND": getattr(triton.language, str(kind).removeprefix("torch.")),
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3",
         "num_warps": 4,

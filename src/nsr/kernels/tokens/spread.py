@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nsr.kernels.counts import cdiv, next_power_of_2
 from nsr.kernels.tokens import compiler_log
 from nsr.kernels.tokens.layout import GroupLayout
 from nsr.kernels.tokens.merge import gather_sums
@@ -31,16 +32,14 @@ def spread(codes: Sequence[Tensor], layouts: Sequence[GroupLayout], num_prefix: 
 def _spread(
     codes: list[Tensor], groups: list[Tensor], orders: list[Tensor], starts: list[Tensor], num_prefix: int
 ) -> Tensor:
-    import triton
-
     from nsr.kernels.tokens.spread_kernels import spread as kernel
 
     batch, length, code = codes[0].shape
     patches = length - num_prefix
     out = codes[0].new_empty(batch, patches, code)
-    kernel[(triton.cdiv(patches, 32), batch)](
+    kernel[(cdiv(patches, 32), batch)](
         tuple(c.contiguous() for c in codes), tuple(groups), tuple(c.shape[1] for c in codes), out, num_prefix, patches,
-        EVENTS=len(codes), CODE=code, BLOCK_C=triton.next_power_of_2(code), BLOCK_P=32, num_warps=4,
+        EVENTS=len(codes), CODE=code, BLOCK_C=next_power_of_2(code), BLOCK_P=32, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -83,17 +82,15 @@ def unmerge(x: Tensor, layouts: Sequence[GroupLayout], num_prefix: int) -> Tenso
 
 @torch.library.custom_op("nsr::unmerge", mutates_args=())
 def _unmerge(x: Tensor, groups: list[Tensor], orders: list[Tensor], starts: list[Tensor], num_prefix: int) -> Tensor:
-    import triton
-
     from nsr.kernels.tokens.spread_kernels import unmerge as kernel
 
     x = x.contiguous()
     batch, last, width = x.shape
     patches = groups[0].shape[1] - num_prefix
     out = x.new_empty(batch, patches, width)
-    kernel[(triton.cdiv(patches, 16), batch)](
+    kernel[(cdiv(patches, 16), batch)](
         x, tuple(groups), tuple(group.shape[1] for group in groups), out, num_prefix, patches, last,
-        EVENTS=len(groups), WIDTH=width, BLOCK_D=triton.next_power_of_2(width), BLOCK_P=16, num_warps=4,
+        EVENTS=len(groups), WIDTH=width, BLOCK_D=next_power_of_2(width), BLOCK_P=16, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -135,18 +132,16 @@ def restore(
 
 @torch.library.custom_op("nsr::restore", mutates_args=())
 def _restore(x: Tensor, codes: list[Tensor], groups: list[Tensor], decoder: Tensor, num_prefix: int) -> Tensor:
-    import triton
-
     from nsr.kernels.tokens.spread_kernels import restore as kernel
 
     x = x.contiguous()
     (batch, last, width), code = x.shape, decoder.shape[1]
     patches = groups[0].shape[1] - num_prefix
     out = x.new_empty(batch, patches, width)
-    kernel[(triton.cdiv(patches, 16), batch)](
+    kernel[(cdiv(patches, 16), batch)](
         x, tuple(c.contiguous() for c in codes), tuple(groups), tuple(c.shape[1] for c in codes), decoder.contiguous(),
         out, num_prefix, patches, last, EVENTS=len(codes), WIDTH=width, CODE=code,
-        BLOCK_D=min(64, max(16, triton.next_power_of_2(width))), BLOCK_C=max(16, triton.next_power_of_2(code)),
+        BLOCK_D=min(64, max(16, next_power_of_2(width))), BLOCK_C=max(16, next_power_of_2(code)),
         BLOCK_P=16, num_warps=4,
     )  # fmt: skip
     return out

@@ -77,3 +77,9 @@ def test_environment_names_versions() -> None:
     facts = record.environment(torch.device("cpu"))
     assert facts["torch"] == torch.__version__
     assert set(facts) == {"commit", "python", "torch", "device", "matmul"}
+
+
+def test_the_commit_is_the_one_that_a_run_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = record.environment(torch.device("cpu"))["commit"]
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("the tree may have changed since"))
+    assert record.environment(torch.device("cpu"))["commit"] == before

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,12 @@ def command_line() -> str:
     return shlex.join(["nsr", *sys.argv[1:]])
 
 
+@cache
 def _commit() -> str:
-    """The commit of the source tree, with a ``+`` where it has been changed; empty outside a repository."""
+    """The commit of the source tree, with a ``+`` where it has been changed; empty outside a repository.
+
+    As it was when first asked for, ahead of a run: what runs has been read, whatever becomes of the tree meanwhile.
+    """
     folder = Path(__file__).parent
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)

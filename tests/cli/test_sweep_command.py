@@ -2,15 +2,19 @@
 
 import json
 import resource
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from nsr.cli import app
 from nsr.cli.selection import integers, names
-from nsr.cli.sweep import sweep_tasks
+from nsr.cli.sweep import make_run, sweep_tasks
+from nsr.experiments import record
 from nsr.experiments.record import read
+from nsr.experiments.sweep import Task
 
 
 def test_cells_of_a_graph_experiment() -> None:
@@ -90,3 +94,14 @@ def test_a_soak_of_two_hundred_trees(tmp_path: Path) -> None:
     logs = [path.read_text() for path in (tmp_path / "outputs" / "sweep").iterdir()]
     assert [log.count("train_accuracy") for log in logs] == [1] * 200  # none made twice
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
+
+
+def test_a_run_says_which_share_of_a_gpu_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, object] = {}
+    monkeypatch.setattr(record, "_noted", {})
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr("nsr.cli.main", lambda: said.update(record.environment(torch.device("cpu"))))
+    assert make_run(tmp_path, 0, Task("alone", ())) == 0
+    assert "gpu_share" not in said
+    assert make_run(tmp_path, 0.25, Task("beside", ())) == 0
+    assert said["gpu_share"] == 0.25

@@ -60,7 +60,7 @@ def sweep(
     logs = outputs / "sweep"
     logs.mkdir(parents=True, exist_ok=True)
     chosen = _engine(engine, workers, gpu_share, retries, address, experiment)
-    ended = run_sweep(tasks, chosen, partial(make_run, logs), typer.echo)
+    ended = run_sweep(tasks, chosen, partial(make_run, logs, gpu_share), typer.echo)
     failed = [one.task.name for one in ended if one.code]
     typer.echo(f"{len(ended) - len(failed)} of {len(ended)} runs done; logs in {logs}")
     if failed:
@@ -106,10 +106,13 @@ def sweep_tasks(experiment: str, options: list[str], folders: list[str], *, as_o
     ]
 
 
-def make_run(logs: Path, task: "Task") -> int:
-    """Make a run in this process, with its output in its log; the exit code."""
+def make_run(logs: Path, gpu_share: float, task: "Task") -> int:
+    """Make a run in this process, with its output in its log; the exit code. Its records say its share of a GPU."""
     from nsr.cli import main
+    from nsr.experiments import record
 
+    if gpu_share:
+        record.note(gpu_share=gpu_share)
     sys.argv = ["nsr", *task.arguments]
     with (logs / f"{task.name}.log").open("a") as log:
         sys.stdout.flush()

@@ -88,8 +88,16 @@ def exists(results: Path, experiment: str, cell: dict[str, Any], config: dict[st
     return found.status != "failed" and found.config == json.loads(json.dumps(config))
 
 
+_noted: dict[str, Any] = {}  # see note
+
+
+def note(**facts: Any) -> None:
+    """Have every record of this process say something of it, such as what it shares its device with."""
+    _noted.update(facts)
+
+
 def environment(device: torch.device) -> dict[str, Any]:
-    """Commit, versions and device of this process."""
+    """Commit, versions and device of this process, and what was noted of it."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "commit": _commit(),
@@ -97,6 +105,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": name,
         "matmul": torch.get_float32_matmul_precision(),
+        **_noted,
     }
 
 

@@ -96,7 +96,6 @@ def _(group: Tensor, order: Tensor, start: Tensor, slots: int) -> list[Tensor]:
 
 def bucket(count: int, medium: int = 512) -> int:
     """Lanes for so many tokens, few, ``medium`` or more: not many different numbers, because each is a compilation."""
-
     return 64 if count <= 64 else max(medium, next_power_of_2(count))
 
 

@@ -17,7 +17,6 @@ def norm_linear(
     x: Tensor, norm: Tensor, norm_bias: Tensor, eps: float, weight: Tensor, bias: Tensor, gelu: bool
 ) -> Tensor:
     """``W LayerNorm(x) + b``, with a GELU behind it if asked for: ``[B, N, D] -> [B, N, E]``."""
-
     from nsr.kernels.tokens.linear_kernels import norm_linear as kernel
 
     x = x.contiguous()
@@ -47,7 +46,6 @@ def _(x: Tensor, norm: Tensor, norm_bias: Tensor, eps: float, weight: Tensor, *_
 @torch.library.custom_op("nsr::linear_add", mutates_args=())
 def linear_add(x: Tensor, a: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``x + (W a + b)``: ``[B, N, D], [B, N, E] -> [B, N, D]``."""
-
     from nsr.kernels.tokens.linear_kernels import linear_add as kernel
 
     x, a = x.contiguous(), a.contiguous()

@@ -23,13 +23,12 @@ def split_features(x: Tensor) -> Tensor:
 
     They are those of :func:`nsr.tokens.similarity.grid_features`.
     """
-
     from nsr.kernels.tokens.match_kernels import split_features as kernel
 
     batch, _, length, width = x.shape
     terms = x.new_empty(batch, length, 2, width, dtype=torch.float16)
     grid = (cdiv(length, 16), batch)
-    kernel[grid](*_of_heads(x), terms, length, BLOCK_N=16, num_warps=4, **_features(width))
+    kernel[grid](*_of_heads(x), terms, length, BLOCK_N=16, num_warps=4, **_features(x))
     return terms
 
 
@@ -69,7 +68,6 @@ def best_match(
     Returns:
         The cosines ``[B, A]`` in fp32 (NaN as infinity), and which b, ``[B, A]``, int64.
     """
-
     from nsr.kernels.tokens.match_kernels import best_match as kernel
 
     batch, length = terms.shape[:2]
@@ -98,7 +96,6 @@ def _(terms: Tensor, order: Tensor | None, valid: Tensor | None, first_a: int, c
 @torch.library.custom_op("nsr::pitome_energy", mutates_args=())
 def energy(terms: Tensor, margin: float) -> Tensor:
     """``mean_j ELU(cos(x_i, x_j) - margin)`` of grid features: ``[B, P, 2, D] -> [B, P]`` in fp32."""
-
     from nsr.kernels.tokens.match_kernels import energy as kernel
 
     batch, count = terms.shape[:2]
@@ -124,7 +121,6 @@ def _(terms: Tensor, margin: float) -> Tensor:
 @torch.library.custom_op("nsr::descending", mutates_args=())
 def descending(score: Tensor) -> Tensor:
     """Positions from the highest to the lowest score, equal ones ascending: ``[B, N] -> [B, N]``, int64."""
-
     from nsr.kernels.tokens.match_kernels import rank_scores
 
     score = score.float().contiguous()
@@ -172,7 +168,7 @@ def _tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -
         block = 64 if most <= 64 else _ONE_PROGRAM
         match_few[(batch,)](
             *_of_heads(metric), *shared, TILE_B=64, BLOCK_A=block, BLOCK_B=block, BLOCK_R=block,
-            num_warps=block // 16, **sized, **_features(width),
+            num_warps=block // 16, num_stages=1, **sized, **_features(metric),
         )  # fmt: skip
         return layout
     best, partner = best_match(split_features(metric), None, None, first_a, count_a, first_b, count_b, 2, False)
@@ -201,15 +197,16 @@ def low_bits(width: int) -> int:
 
 
 def _of_heads(x: Tensor) -> tuple[Any, ...]:
-    """What kernels that make features take: where the heads are, how many, and one over it."""
+    """What kernels that make features take: where the heads are, and one over their number."""
     x = x if x.stride(-1) == 1 else x.contiguous()
-    return x, x.stride(0), x.stride(1), x.stride(2), x.shape[1], 1 / x.shape[1]
+    return x, x.stride(0), x.stride(1), x.stride(2), 1 / x.shape[1]
 
 
-def _features(width: int) -> dict[str, Any]:
+def _features(x: Tensor) -> dict[str, Any]:
     """How those kernels are compiled."""
-
+    _, heads, _, width = x.shape
     return {
+        "HEADS": heads,
         "LOW": low_bits(width),
         "WIDTH": width,
         "BLOCK_D": max(16, next_power_of_2(width)),
@@ -219,7 +216,6 @@ def _features(width: int) -> dict[str, Any]:
 
 def _tile(terms: Tensor) -> dict[str, Any]:
     """How score tiles are cut."""
-
     width = terms.shape[-1]
     return {
         "LOW": low_bits(width),

@@ -15,16 +15,16 @@ from nsr.kernels.tokens.blocks import dot
 EPS = tl.constexpr(1e-6)
 
 
-@triton.jit(do_not_specialize=["heads", "length"])
+@triton.jit(do_not_specialize=["length"])
 def split_features(
     x_ptr,
     x_batch,
     x_head,
     x_row,
-    heads,
     inverse_heads,
     terms_ptr,
     length,
+    HEADS: tl.constexpr,
     LOW: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -35,7 +35,7 @@ def split_features(
     i = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     inside = i < length
-    high, low = grid_terms(x_ptr + sample * x_batch, x_head, x_row, heads, inverse_heads, i, inside, d, LOW, WIDTH)
+    high, low = grid_terms(x_ptr + sample * x_batch, x_head, x_row, inverse_heads, i, inside, d, HEADS, LOW, WIDTH)
     mask = inside[:, None] & (d < WIDTH)[None, :]
     row = terms_ptr + ((sample * length + i) * (2 * WIDTH))[:, None] + d[None, :]
     tl.store(row, high, mask=mask)
@@ -43,7 +43,18 @@ def split_features(
 
 
 @triton.jit
-def grid_terms(x_ptr, x_head, x_row, heads, inverse_heads, token, inside, d, LOW: tl.constexpr, WIDTH: tl.constexpr):
+def grid_terms(
+    x_ptr,
+    x_head,
+    x_row,
+    inverse_heads,
+    token,
+    inside,
+    d,
+    HEADS: tl.constexpr,
+    LOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """Both terms of the unit features of some tokens, ``[token, d]``: of the mean over heads, all channels of it.
 
     A product is rounded before anything is added to it, so kernels that call this are compiled without fused ones.
@@ -51,9 +62,13 @@ def grid_terms(x_ptr, x_head, x_row, heads, inverse_heads, token, inside, d, LOW
     mask = inside[:, None] & (d < WIDTH)[None, :]
     at = x_ptr + token.to(tl.int64)[:, None] * x_row + d[None, :]
     x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    for head in range(1, heads):
-        x += tl.load(at + head * x_head, mask=mask, other=0.0).to(tl.float32)
-    if heads > 1:
+    if HEADS <= 4:  # few enough to be read together: one program waits for nothing else
+        for head in tl.static_range(1, HEADS):
+            x += tl.load(at + head * x_head, mask=mask, other=0.0).to(tl.float32)
+    else:
+        for head in range(1, HEADS):
+            x += tl.load(at + head * x_head, mask=mask, other=0.0).to(tl.float32)
+    if HEADS > 1:
         x = (x * inverse_heads).to(x_ptr.dtype.element_ty).to(tl.float32)
     wide = x.to(tl.float64)
     length_of = tl.maximum(tl.sqrt(tl.sum(wide * wide, 1)), EPS)

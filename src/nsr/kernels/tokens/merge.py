@@ -55,7 +55,6 @@ def gather_sums(x: Tensor, share: Tensor | None, order: Tensor, start: Tensor, c
         start: Where each group begins.
         codes: If given, ``[B, N, R]``, the rows of tokens in no group of two or more are set to 0 on the way.
     """
-
     from nsr.kernels.tokens.merge_kernels import merge as kernel
 
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -92,7 +91,6 @@ def spread_rows(
         to_y: What it sends to their groups.
         slot_of_place: The slot of each place of ``order``, ``[B, N]``; -1 where there is none.
     """
-
     from nsr.kernels.tokens.merge_kernels import spread_gradient as kernel
 
     batch, groups, width = grad.shape

@@ -241,7 +241,7 @@ def tome_layout(
 
 
 @triton.jit(
-    do_not_specialize=["length", "count_a", "count_b", "first_a", "first_b", "num_prefix", "r", "heads"],
+    do_not_specialize=["length", "count_a", "count_b", "first_a", "first_b", "num_prefix", "r"],
     do_not_specialize_on_alignment=["size_ptr"],
 )
 def match_few(
@@ -249,7 +249,6 @@ def match_few(
     x_batch,
     x_head,
     x_row,
-    heads,
     inverse_heads,
     size_ptr,
     group_ptr,
@@ -269,6 +268,7 @@ def match_few(
     first_b,
     num_prefix,
     r,
+    HEADS: tl.constexpr,
     LOW: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -285,14 +285,14 @@ def match_few(
     i = tl.arange(0, BLOCK_A)
     d = tl.arange(0, BLOCK_D)
     in_a = i < count_a
-    a = grid_terms(x_ptr, x_head, x_row, heads, inverse_heads, first_a + 2 * i, in_a, d, LOW, WIDTH)
+    a = grid_terms(x_ptr, x_head, x_row, inverse_heads, first_a + 2 * i, in_a, d, HEADS, LOW, WIDTH)
     zeros = tl.zeros([BLOCK_A, TILE_B], tl.float32)
     score = tl.full([BLOCK_A], float("-inf"), tl.float32)
     partner = tl.zeros([BLOCK_A], tl.int32)
     for begin in range(0, count_b, TILE_B):
         j = begin + tl.arange(0, TILE_B)
         in_b = j < count_b
-        b = grid_terms(x_ptr, x_head, x_row, heads, inverse_heads, first_b + 2 * j, in_b, d, LOW, WIDTH)
+        b = grid_terms(x_ptr, x_head, x_row, inverse_heads, first_b + 2 * j, in_b, d, HEADS, LOW, WIDTH)
         cosine = rounded_cosine(grid_products((zeros, zeros, zeros), a, b), LOW)
         cosine = tl.where(cosine != cosine, float("inf"), cosine)
         cosine = tl.where(in_b[None, :], cosine, float("-inf"))

@@ -1,14 +1,13 @@
 """The fused kernels, interpreted and on a GPU, against the plain twin in fp64: the result and every gradient."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from kernels.printed import printed
 
-PROGRAM = Path(__file__).with_name("fused_on_cpu.py")
 # Relative to the fp64 twin. One bf16 term has 8 bits, two have 16, three 24; the residual, its product with the gate
 # and the sum are fp32. The gradient of a bf16 table is rounded to bf16.
 BOUNDS = {"tf32": 3e-5, "bf16": 3e-2, "wide, bf16": 3e-2, "long rows, bf16": 3e-2, "width 128, bf16": 3e-2}
@@ -46,11 +45,7 @@ CASES = (
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def errors(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
-    interpreted = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} if request.param == "cpu" else {}
-    command = [sys.executable, str(PROGRAM), request.param]
-    run = subprocess.run(command, env=os.environ | interpreted, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout)
+    return printed("fused_on_cpu.py", request.param)
 
 
 @pytest.mark.parametrize("case", CASES)

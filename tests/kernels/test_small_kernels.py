@@ -1,14 +1,8 @@
 """The small kernels around the fused sums, interpreted and on a GPU, each against a line of plain PyTorch."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from kernels.printed import printed
 
-PROGRAM = Path(__file__).with_name("small_on_cpu.py")
 CASES = (
     *("1 and 256 parts", "132 and 396 parts", "300 and 1 parts"),
     *("weights", "transposed weights", "sorted coefficients", "zeros", "behind the zeros", "without members"),
@@ -19,11 +13,7 @@ CASES = (
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def errors(request: pytest.FixtureRequest) -> dict[str, float]:
-    interpreted = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} if request.param == "cpu" else {}
-    command = [sys.executable, str(PROGRAM), request.param]
-    run = subprocess.run(command, env=os.environ | interpreted, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout)
+    return printed("small_on_cpu.py", request.param)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from kernels.printed import printed
 
 # Relative to the fp64 twin. One bf16 term has 8 bits, two have 16, three 24; the residual, its product with the gate

@@ -1,6 +1,7 @@
 """The small kernels around the fused sums, interpreted and on a GPU, each against a line of plain PyTorch."""
 
 import pytest
+
 from kernels.printed import printed
 
 CASES = (

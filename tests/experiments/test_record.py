@@ -83,3 +83,15 @@ def test_the_commit_is_the_one_that_a_run_began_with(monkeypatch: pytest.MonkeyP
     before = record.environment(torch.device("cpu"))["commit"]
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("the tree may have changed since"))
     assert record.environment(torch.device("cpu"))["commit"] == before
+
+
+def test_a_limit_does_not_matter_to_what_was_done_before_it(tmp_path: Path) -> None:
+    def there(**config: object) -> bool:
+        return record.exists(tmp_path, "tree", CELL, config, ["max_seconds"])
+
+    record.write(tmp_path, made(config={"rate": 1.0, "max_seconds": 60}, status="done"))
+    assert there(rate=1.0, max_seconds=None)
+    assert not there(rate=2.0, max_seconds=60)
+    record.write(tmp_path, made(config={"rate": 1.0, "max_seconds": 60}, status="stopped"))
+    assert there(rate=1.0, max_seconds=60)
+    assert not there(rate=1.0, max_seconds=120)

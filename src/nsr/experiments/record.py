@@ -6,6 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -79,13 +80,23 @@ def read(path: Path) -> Record:
     return record
 
 
-def exists(results: Path, experiment: str, cell: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Whether this very run has been made: the same cell with the same configuration, and it did not fail."""
+def exists(
+    results: Path, experiment: str, cell: dict[str, Any], config: dict[str, Any], limit: Sequence[str] = ()
+) -> bool:
+    """Whether this very run has been made: the same cell with the same configuration, and it did not fail.
+
+    Entries of the configuration that only say when to stop, ``limit``, do not matter to a run that was done before.
+    """
     path = path_of(results, experiment, cell)
     if not path.is_file():
         return False
     found = read(path)
-    return found.status != "failed" and found.config == json.loads(json.dumps(config))
+    passed_over = limit if found.status == "done" else ()
+    wanted, made = (
+        {key: value for key, value in one.items() if key not in passed_over}
+        for one in (json.loads(json.dumps(config)), found.config)
+    )
+    return found.status != "failed" and made == wanted
 
 
 _noted: dict[str, Any] = {}  # see note

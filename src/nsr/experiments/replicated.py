@@ -99,7 +99,11 @@ def run_configurations(
     """
     models = []
     for one in configurations:
-        todo = [cell for cell in one.cells if force or not record.exists(results, one.experiment, cell, one.config)]
+        todo = [
+            cell
+            for cell in one.cells
+            if force or not record.exists(results, one.experiment, cell, one.config, one.limit)
+        ]
         if not todo:
             say(f"{one.experiment} {_title(one)}: there already")
         models += [_Model(one, todo[first : first + together]) for first in range(0, len(todo), together)]

@@ -166,7 +166,7 @@ def _tome_layout(metric: Tensor, size: Tensor | None, r: int, num_prefix: int) -
     most = max(count_a, count_b, num_prefix)
     if most <= _ONE_PROGRAM and width <= 64:
         block = 64 if most <= 64 else _ONE_PROGRAM
-        match_few[(batch,)](
+        match_few[(batch,)](  # one stage: there is hardly a second tile to fetch ahead
             *_of_heads(metric), *shared, TILE_B=64, BLOCK_A=block, BLOCK_B=block, BLOCK_R=block,
             num_warps=block // 16, num_stages=1, **sized, **_features(metric),
         )  # fmt: skip
@@ -197,9 +197,9 @@ def low_bits(width: int) -> int:
 
 
 def _of_heads(x: Tensor) -> tuple[Any, ...]:
-    """What kernels that make features take: where the heads are, and one over their number."""
+    """What kernels that make features take: where the heads are."""
     x = x if x.stride(-1) == 1 else x.contiguous()
-    return x, x.stride(0), x.stride(1), x.stride(2), 1 / x.shape[1]
+    return x, x.stride(0), x.stride(1), x.stride(2)
 
 
 def _features(x: Tensor) -> dict[str, Any]:

@@ -21,7 +21,6 @@ def split_features(
     x_batch,
     x_head,
     x_row,
-    inverse_heads,
     terms_ptr,
     length,
     HEADS: tl.constexpr,
@@ -35,7 +34,7 @@ def split_features(
     i = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     inside = i < length
-    high, low = grid_terms(x_ptr + sample * x_batch, x_head, x_row, inverse_heads, i, inside, d, HEADS, LOW, WIDTH)
+    high, low = grid_terms(x_ptr + sample * x_batch, x_head, x_row, i, inside, d, HEADS, LOW, WIDTH)
     mask = inside[:, None] & (d < WIDTH)[None, :]
     row = terms_ptr + ((sample * length + i) * (2 * WIDTH))[:, None] + d[None, :]
     tl.store(row, high, mask=mask)
@@ -47,7 +46,6 @@ def grid_terms(
     x_ptr,
     x_head,
     x_row,
-    inverse_heads,
     token,
     inside,
     d,
@@ -69,7 +67,7 @@ def grid_terms(
         for head in range(1, HEADS):
             x += tl.load(at + head * x_head, mask=mask, other=0.0).to(tl.float32)
     if HEADS > 1:
-        x = (x * inverse_heads).to(x_ptr.dtype.element_ty).to(tl.float32)
+        x = (x * (1.0 / HEADS)).to(x_ptr.dtype.element_ty).to(tl.float32)
     wide = x.to(tl.float64)
     length_of = tl.maximum(tl.sqrt(tl.sum(wide * wide, 1)), EPS)
     scale = (tl.full([token.shape[0]], 2.0 ** (11 + LOW), tl.float64) / length_of).to(tl.float32)

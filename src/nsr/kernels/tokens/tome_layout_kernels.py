@@ -249,7 +249,6 @@ def match_few(
     x_batch,
     x_head,
     x_row,
-    inverse_heads,
     size_ptr,
     group_ptr,
     share_ptr,
@@ -285,14 +284,14 @@ def match_few(
     i = tl.arange(0, BLOCK_A)
     d = tl.arange(0, BLOCK_D)
     in_a = i < count_a
-    a = grid_terms(x_ptr, x_head, x_row, inverse_heads, first_a + 2 * i, in_a, d, HEADS, LOW, WIDTH)
+    a = grid_terms(x_ptr, x_head, x_row, first_a + 2 * i, in_a, d, HEADS, LOW, WIDTH)
     zeros = tl.zeros([BLOCK_A, TILE_B], tl.float32)
     score = tl.full([BLOCK_A], float("-inf"), tl.float32)
     partner = tl.zeros([BLOCK_A], tl.int32)
     for begin in range(0, count_b, TILE_B):
         j = begin + tl.arange(0, TILE_B)
         in_b = j < count_b
-        b = grid_terms(x_ptr, x_head, x_row, inverse_heads, first_b + 2 * j, in_b, d, HEADS, LOW, WIDTH)
+        b = grid_terms(x_ptr, x_head, x_row, first_b + 2 * j, in_b, d, HEADS, LOW, WIDTH)
         cosine = rounded_cosine(grid_products((zeros, zeros, zeros), a, b), LOW)
         cosine = tl.where(cosine != cosine, float("inf"), cosine)
         cosine = tl.where(in_b[None, :], cosine, float("-inf"))

@@ -1,10 +1,12 @@
-"""How far the tree's kernels are from plain operators; as a program, under Triton's interpreter, printed as JSON.
+"""How far the tree's fast paths are from plain operators; as a program, its kernels under Triton's interpreter.
+
 
 A program of its own, because Triton decides when a kernel is defined whether it is interpreted:
 ``TRITON_INTERPRET=1 python trees_compared.py``.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
@@ -19,9 +21,22 @@ from nsr.training.plateau import PlateauRule
 from nsr.training.replicas import Replicas, adam_rows
 from nsr.training.tree_batches import grouped, sampled
 from nsr.training.tree_fused import FusedParts
-from nsr.training.tree_model import TreeModel, kind_of
+from nsr.training.tree_model import Parts, TreeModel, kind_of
+from nsr.training.tree_native import NativeParts
 
 SEEDS = (1, 2)
+
+FastParts = Callable[[GraphModel, Replicas], Parts]
+
+
+def kernels(model: GraphModel, replicas: Replicas) -> Parts:
+    """Triton's kernels."""
+    return FusedParts(kind_of(model), replicas, len(model.layers))
+
+
+def native(model: GraphModel, replicas: Replicas) -> Parts:
+    """C++."""
+    return NativeParts(kind_of(model), replicas, len(model.layers), model.head.in_features)
 
 
 @dataclass(frozen=True)
@@ -66,9 +81,9 @@ def models_of(case: Case, dtype: torch.dtype = torch.float32) -> list[GraphModel
     ]
 
 
-def results(case: Case, fused: bool, device: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def results(case: Case, fast: FastParts | None, device: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Loss, right answers, each gradient, logits at rest and BatchNorm's statistics after one batch."""
-    leaves, layers = 2**case.depth, case.depth + 1
+    leaves = 2**case.depth
     models = models_of(case, dtype)
     replicas = Replicas(models, device)
     generator = torch.Generator().manual_seed(0)
@@ -81,7 +96,7 @@ def results(case: Case, fused: bool, device: str, dtype: torch.dtype = torch.flo
     count = (torch.rand(samples.shape, generator=generator) < 0.8).float().to(device)
     make = grouped if case.whole_trees else lambda *batch: sampled(*batch, case.trees)
     batch = make(permutations, samples, count)
-    parts = FusedParts(kind_of(models[0]), replicas, layers) if fused else None
+    parts = None if fast is None else fast(models[0], replicas)
     model = TreeModel(models[0], case.depth, case.trees, samples.shape[1], device, parts)
     losses, right = model.loss(replicas.parameters | replicas.buffers, batch)
     replicas.backward(losses)
@@ -98,7 +113,7 @@ def apart(ours: dict[str, Tensor], right: dict[str, Tensor]) -> float:
 
 def error(case: Case) -> float:
     """How far the kernels are from plain operators, on a CPU."""
-    return apart(results(case, True, "cpu"), results(case, False, "cpu"))
+    return apart(results(case, kernels, "cpu"), results(case, None, "cpu"))
 
 
 def adam_error(rows: int, length: int, weight_decay: float) -> float:
@@ -114,7 +129,7 @@ def adam_error(rows: int, length: int, weight_decay: float) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(ours, plain, strict=True))
 
 
-def trained(case: Case, fused: bool, epochs: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def trained(case: Case, fast: FastParts | None, epochs: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """All that training changes after some epochs on five trees, the accuracy of each epoch, and the answers at rest.
 
     With batches of three trees, or of eight samples, the last one of an epoch is filled up.
@@ -127,12 +142,10 @@ def trained(case: Case, fused: bool, epochs: int, dtype: torch.dtype = torch.flo
         tasks.append(replace(task, permutations=task.permutations[:5], train=own[0][: 3 * leaves + 1], test=own[1]))
     rule = PlateauRule("max", rate=1e-2, patience=1, stop_after=100, perfect=1.0)
 
-    def parts(model: GraphModel, replicas: Replicas) -> FusedParts | None:
-        return FusedParts(kind_of(model), replicas, len(model.layers)) if fused else None
-
+    adam = adam_kernel.adam_rows if fast is kernels else adam_rows
     with (
-        patch.object(tree, "_fused_parts", parts),
-        patch("nsr.training.replicas.adam_rows", adam_kernel.adam_rows if fused else adam_rows),
+        patch.object(tree, "_fast_parts", fast or (lambda *_: None)),
+        patch("nsr.training.replicas.adam_rows", adam),
         patch.dict(tree.BATCH, {case.depth: 8}),
     ):
         whole_trees = 3 if case.whole_trees else None
@@ -147,9 +160,9 @@ def trained(case: Case, fused: bool, epochs: int, dtype: torch.dtype = torch.flo
     return own | state | {"accuracy": torch.stack(accuracies), "answers": answers.double()}
 
 
-def training_error(case: Case, epochs: int) -> float:
-    """How far training by kernels is from training by plain operators in double precision."""
-    ours, right = trained(case, True, epochs), trained(case, False, epochs, torch.float64)
+def training_error(case: Case, fast: FastParts, epochs: int) -> float:
+    """How far training by a fast path is from training by plain operators in double precision."""
+    ours, right = trained(case, fast, epochs), trained(case, None, epochs, torch.float64)
     return apart(*({name: values.double() for name, values in found.items()} for found in (ours, right)))
 
 
@@ -157,6 +170,6 @@ if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)  # what a kernel has not written is not a number
     found = {name: error(case) for name, case in CASES.items()}
     found |= {f"adam {decay}": adam_error(3, 1100, decay) for decay in (0.0, 0.1)}
-    found["training"] = training_error(Case("gcn", "nsr", whole_trees=True), 4)
-    found["training, single samples"] = training_error(Case("gcn", "nsr"), 2)
+    found["training"] = training_error(Case("gcn", "nsr", whole_trees=True), kernels, 4)
+    found["training, single samples"] = training_error(Case("gcn", "nsr"), kernels, 2)
     print(json.dumps(found))

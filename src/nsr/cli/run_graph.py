@@ -34,6 +34,9 @@ TreesPerBatch = Annotated[
     ),
 ]
 Rate = Annotated[float | None, typer.Option(min=0.0, help="Initial learning rate. Default: the paper's.")]
+Patience = Annotated[
+    int | None, typer.Option(min=1, help="Epochs without progress before the rate is halved. Default: the paper's.")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … Default: a GPU if there is one.")]
 Precision = Annotated[
     str | None,
@@ -101,6 +104,7 @@ def tree(
     minutes: Minutes = None,
     trees_per_batch: TreesPerBatch = None,
     rate: Rate = None,
+    patience: Patience = None,
     *,
     runs: Runs,
 ) -> None:
@@ -123,6 +127,7 @@ def tree(
         max_seconds=seconds,
         trees_per_batch=trees_per_batch,
         rate=rate,
+        patience=patience,
     )
     runs.make(configurations, device)
 

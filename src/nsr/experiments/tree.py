@@ -33,6 +33,7 @@ def tree_configurations(
     max_seconds: float | None = None,
     trees_per_batch: int | None = None,
     rate: float | None = None,
+    patience: int | None = None,
 ) -> list[Configuration]:
     """Every combination of depth, backbone and variant, with the seeds as replicas.
 
@@ -47,8 +48,9 @@ def tree_configurations(
         trees_per_batch: Make batches of so many trees with all of their queries, which repeats far less work than the
             paper's single samples.
         rate: Initial learning rate; by default the paper's.
+        patience: Epochs without progress before the rate is halved; by default the paper's.
     """
-    rule = replace(training.RULE, rate=rate or training.RULE.rate)
+    rule = replace(training.RULE, rate=rate or training.RULE.rate, patience=patience or training.RULE.patience)
     return [
         _configuration(
             depth, backbone, variant, seeds, device, epochs or training.EPOCHS, max_seconds, trees_per_batch, rule
@@ -132,8 +134,10 @@ def _configuration(
     )
     if trees_per_batch:
         command += f" --trees-per-batch {trees_per_batch}"
-    if rule != training.RULE:
+    if rule.rate != training.RULE.rate:
         command += f" --rate {rule.rate:g}"
+    if rule.patience != training.RULE.patience:
+        command += f" --patience {rule.patience}"
     if max_seconds is not None:
         command += f" --minutes {max_seconds / 60:g}"
     return Configuration("tree", cells, config, command, train, limit=("max_seconds",))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +14,15 @@ from nsr.data.tree import TreeTask
 from nsr.graph.models import GraphModel
 from nsr.training import loop
 from nsr.training.capture import CapturedStep
+from nsr.training.native import compiler
 from nsr.training.noise import key_of, permutation
 from nsr.training.plateau import Plateau, PlateauRule
 from nsr.training.progress import Watch, nobody
 from nsr.training.replicas import Replicas
 from nsr.training.tree_batches import Queries, grouped, sampled
 from nsr.training.tree_layer import fusible
-from nsr.training.tree_model import TreeModel, kind_of
-
-if TYPE_CHECKING:
-    from nsr.training.tree_fused import FusedParts
+from nsr.training.tree_model import Parts, TreeModel, kind_of
+from nsr.training.tree_native import NativeParts
 
 # The paper's effective batches. One step with the whole batch is its gradient accumulation, but for GIN's BatchNorm.
 BATCH = {2: 64, 3: 64, 4: 1024, 5: 1024, 6: 1024, 7: 2048, 8: 2048}
@@ -121,7 +120,7 @@ class _Trainer:
         self.slots = trees_per_batch or min(trees, BATCH[depth])
         self.batch = self.slots * leaves if self.grouped else BATCH[depth]
         self.replicas = Replicas(models, device)
-        self.model = TreeModel(models[0], depth, self.slots, self.batch, device, _fused_parts(models[0], self.replicas))
+        self.model = TreeModel(models[0], depth, self.slots, self.batch, device, _fast_parts(models[0], self.replicas))
         self.plateau = Plateau(rule, replicas, device)
         self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
         self.seeds = torch.tensor([task.seed for task in tasks], device=device)
@@ -216,13 +215,19 @@ class _Trainer:
         return loop.named(replicas=self.replicas.state(), plateau=self.plateau.state(), best=self.best)
 
 
-def _fused_parts(model: GraphModel, replicas: Replicas) -> "FusedParts | None":
-    """The model as kernels, where there are such; otherwise plain operators."""
-    if replicas.rows.device.type != "cuda" or not fusible(kind_of(model), model.head.in_features):
+def _fast_parts(model: GraphModel, replicas: Replicas) -> Parts | None:
+    """The model as Triton's kernels on a GPU and in C++ on a CPU, where there are such; otherwise plain operators."""
+    kind, width = kind_of(model), model.head.in_features
+    rows = replicas.rows
+    if not fusible(kind, width) or rows.dtype != torch.float32:
         return None
-    from nsr.training.tree_fused import FusedParts  # needs Triton
+    if rows.is_cuda:
+        from nsr.training.tree_fused import FusedParts  # needs Triton
 
-    return FusedParts(kind_of(model), replicas, len(model.layers))
+        return FusedParts(kind, replicas, len(model.layers))
+    if compiler() is None:
+        return None
+    return NativeParts(kind, replicas, len(model.layers), width)
 
 
 def _stack(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:

@@ -12,38 +12,19 @@ import torch
 from torch import Tensor
 
 from nsr.kernels.counts import cdiv
-from nsr.training.replicas import Replicas, Section
+from nsr.training.replicas import Replicas
 from nsr.training.tree_batches import Queries
 from nsr.training.tree_conv_fused import gin_conv
 from nsr.training.tree_ends_fused import encode_trees, head_and_loss
 from nsr.training.tree_layer import LayerKind, Weights
 from nsr.training.tree_layer_kernels import collect_pairs, collect_rows, layer_backward, layer_forward
 from nsr.training.tree_plan import LayerPlan
+from nsr.training.tree_sections import layer_sections
 
 _NODES = 16  # in a tile
 _WARPS_FORWARD, _WARPS_BACKWARD = 4, 4  # with two the forward kernel spills in fp32
 _PROGRAMS = 264  # of the backward kernel: two for each multiprocessor of an H100
 _ROWS = 32  # in a tile of collect_rows
-
-# The place of each in a section of weights, under the names that it has in the different layers.
-_PLACES = {
-    "W_MESSAGE": ("null_space.message.weight",),
-    "W_HIDDEN": ("null_space.gate_hidden.weight",),
-    "B_HIDDEN": ("null_space.gate_hidden.bias",),
-    "W_GATE": ("null_space.gate_output.weight",),
-    "B_GATE": ("null_space.gate_output.bias",),
-    "NORM_W": ("null_space.norm.weight",),
-    "NORM_B": ("null_space.norm.bias",),
-    "W_FIRST": ("null_space.output.0.weight",),
-    "B_FIRST": ("null_space.output.0.bias",),
-    "W_SECOND": ("null_space.output.2.weight",),
-    "B_SECOND": ("null_space.output.2.bias",),
-    "W_CONV": ("conv.lin.weight", "conv.lin_l.weight"),
-    "B_CONV": ("conv.bias", "conv.lin_l.bias"),
-    "W_ROOT": ("conv.lin_r.weight",),
-    "UPDATE_W": ("update.0.weight",),
-    "UPDATE_B": ("update.0.bias",),
-}
 
 
 class FusedParts:
@@ -57,14 +38,7 @@ class FusedParts:
 
     def __init__(self, kind: LayerKind, replicas: Replicas, layers: int) -> None:
         self.kind, self.gin = kind, kind.backbone == "gin"
-        if self.gin and kind.source is None:  # nothing but the aggregation
-            empty = replicas.rows.new_empty(replicas.count, 0)
-            self.sections = [Section(empty, {})] * layers
-        else:
-            part = "null_space." if self.gin else ""
-            self.sections = [replicas.section(f"layers.{number}.{part}") for number in range(layers)]
-            if self.gin:
-                self.sections = [Section(v, {f"{part}{name}": at for name, at in p.items()}) for v, p in self.sections]
+        self.sections = layer_sections(kind, replicas, layers)
 
     def encode(self, weights: Weights, batch: Queries) -> Tensor:
         """See :class:`nsr.training.tree_model.Parts`."""
@@ -74,17 +48,16 @@ class FusedParts:
         self, number: int, weights: Weights, rows: Tensor, plan: LayerPlan, place: Tensor, count: Tensor | None
     ) -> Tensor:
         """See :class:`nsr.training.tree_model.Parts`."""
-        values, offsets = self.sections[number]
-        out, aggregate = _Layer.apply(rows, values, plan, place, self._constants(offsets, rows.shape[2]))
+        values, places = self.sections[number]
+        out, aggregate = _Layer.apply(rows, values, plan, place, self._constants(places, rows.shape[2]))
         return out + gin_conv(self.kind, weights, aggregate, count) if self.gin else out
 
     def loss(self, weights: Weights, rows: Tensor, batch: Queries) -> tuple[Tensor, Tensor]:
         """See :class:`nsr.training.tree_model.Parts`."""
         return head_and_loss(rows, weights["head.weight"], weights["head.bias"], batch.label, batch.count)
 
-    def _constants(self, place: dict[str, int], width: int) -> dict[str, Any]:
+    def _constants(self, places: dict[str, int], width: int) -> dict[str, Any]:
         """The kernels' compile-time arguments."""
-        places = {key: next((place[name] for name in names if name in place), 0) for key, names in _PLACES.items()}
         return {
             "COPIES": self.kind.copies,
             "BRANCH": self.kind.source is not None,

@@ -176,9 +176,14 @@ def batch_norm(weights: Weights, name: str, x: Tensor, count: Tensor | None) -> 
         share = (count / total).unsqueeze(2)
         mean = (share * x).sum(1, keepdim=True)
         variance = (share * (x - mean).square()).sum(1, keepdim=True)
-        with torch.no_grad():
-            weights[f"{name}.running_mean"].lerp_(mean.squeeze(1), _MOMENTUM)
-            weights[f"{name}.running_var"].lerp_(variance.squeeze(1) * (total / (total - 1)), _MOMENTUM)
-            weights[f"{name}.num_batches_tracked"].add_(1)
+        track(weights, name, mean.squeeze(1), variance.squeeze(1) * (total / (total - 1)))
     weight, bias = weights[f"{name}.weight"].unsqueeze(1), weights[f"{name}.bias"].unsqueeze(1)
     return (x - mean) * torch.rsqrt(variance + EPS) * weight + bias
+
+
+@torch.no_grad()
+def track(weights: Weights, name: str, mean: Tensor, variance: Tensor) -> None:
+    """Let BatchNorm's running statistics follow those of a batch, ``[R, D]``."""
+    weights[f"{name}.running_mean"].lerp_(mean, _MOMENTUM)
+    weights[f"{name}.running_var"].lerp_(variance, _MOMENTUM)
+    weights[f"{name}.num_batches_tracked"].add_(1)

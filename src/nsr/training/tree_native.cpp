@@ -1,0 +1,657 @@
+// One tree layer on a CPU, forward and backward; names follow tree_layer.py, its plain twin.
+//
+// A layer of width 32 is some forty small operators forward and ninety backward, whose time is that of calling them.
+// Here the rows of a block of nodes stay in the cache from the gathered states to the result. A replica is one thread's
+// work.
+//
+// With W1 = [Ws | Wd | Wz] the gate's hidden layer is  Ws x_i + Wd x_0 + Wz z_i + b1 = a_i + q - s_i e,  where
+//     m = W x and a = (Ws + Wz W) x   are made once a row that is read,
+//     q = Wd x_0 + b1 and e = Wz u    once a node, u = sum_i s_i m_i, z_i = m_i - s_i u.
+// Member 0 is the node itself, 1 and 2 are its children; s are the coefficients t at unit length.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr int D = NSR_WIDTH;
+constexpr int LANES = 16;
+constexpr int VECTORS = D / LANES;
+constexpr int BLOCK = 32;  // nodes
+constexpr float EPS = 1e-5f;
+static_assert(D % LANES == 0, "a row is whole vectors");
+
+typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+using Row = float[D];
+using Matrix = float[D][D];
+
+// Where matrices and vectors begin in a replica's weights; -1 for what the layer does not have.
+struct Places {
+    int64_t message, hidden, hidden_bias, gate, gate_bias, norm, norm_bias, first, first_bias, second, second_bias;
+    int64_t conv, conv_bias, root, update, update_bias;
+};
+
+struct Layer {
+    int64_t replicas, read, nodes, first_pair, pairs, own_moves;  // rows that are read, rows that are made
+    int64_t weight_stride, copies, branch, host, sage;
+    Places at;
+};
+
+// y[n] (+)= sum_k x[n][k] w[k]
+template <int ROWS>
+inline void multiply_rows(Row* y, const Row* x, const Matrix& w, bool add) {
+    Vector sum[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < VECTORS; ++v) sum[r][v] = add ? reinterpret_cast<const Vector*>(y[r])[v] : Vector{};
+    for (int k = 0; k < D; ++k) {
+        const Vector* row = reinterpret_cast<const Vector*>(w[k]);
+        for (int r = 0; r < ROWS; ++r)
+            for (int v = 0; v < VECTORS; ++v) sum[r][v] += x[r][k] * row[v];
+    }
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < VECTORS; ++v) reinterpret_cast<Vector*>(y[r])[v] = sum[r][v];
+}
+
+void multiply(Row* y, const Row* x, const Matrix& w, int64_t rows, bool add = false) {
+    int64_t r = 0;
+    for (; r + 8 <= rows; r += 8) multiply_rows<8>(y + r, x + r, w, add);
+    for (; r < rows; ++r) multiply_rows<1>(y + r, x + r, w, add);
+}
+
+// dw[j] += sum_n dy[n][j] x[n], the gradient of W in y = x W^T
+void outer(Matrix& dw, const Row* dy, const Row* x, int64_t rows) {
+    constexpr int HEIGHT = 8;
+    for (int j = 0; j < D; j += HEIGHT) {
+        Vector sum[HEIGHT][VECTORS];
+        for (int h = 0; h < HEIGHT; ++h)
+            for (int v = 0; v < VECTORS; ++v) sum[h][v] = reinterpret_cast<const Vector*>(dw[j + h])[v];
+        for (int64_t n = 0; n < rows; ++n) {
+            const Vector* row = reinterpret_cast<const Vector*>(x[n]);
+            for (int h = 0; h < HEIGHT; ++h)
+                for (int v = 0; v < VECTORS; ++v) sum[h][v] += dy[n][j + h] * row[v];
+        }
+        for (int h = 0; h < HEIGHT; ++h)
+            for (int v = 0; v < VECTORS; ++v) reinterpret_cast<Vector*>(dw[j + h])[v] = sum[h][v];
+    }
+}
+
+void add_rows(float* sum, const Row* x, int64_t rows) {
+    for (int64_t n = 0; n < rows; ++n)
+        for (int d = 0; d < D; ++d) sum[d] += x[n][d];
+}
+
+// Matrices among the weights, as they stand (for gradients) or the other way round (for y = x W^T).
+void load(Matrix& to, const float* from, int64_t stride, bool transposed) {
+    for (int i = 0; i < D; ++i)
+        for (int j = 0; j < D; ++j) (transposed ? to[j][i] : to[i][j]) = from[i * stride + j];
+}
+
+void add_matrix(float* to, const Matrix& from, int64_t stride) {
+    for (int i = 0; i < D; ++i)
+        for (int j = 0; j < D; ++j) to[i * stride + j] += from[i][j];
+}
+
+void set_rows(Row* y, const float* bias, int64_t rows) {
+    for (int64_t n = 0; n < rows; ++n)
+        for (int d = 0; d < D; ++d) y[n][d] = bias[d];
+}
+
+inline float cdf(float x) { return 0.5f * (1.0f + erff(x * 0.70710678f)); }
+inline float density(float x) { return 0.39894228f * expf(-0.5f * x * x); }
+
+void gelu(float* y, const float* x, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) y[i] = x[i] * cdf(x[i]);
+}
+
+// GELU of x, and its slope there.
+void gelu_and_slope(float* y, float* slope, const float* x, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+        const float share = cdf(x[i]);
+        y[i] = x[i] * share;
+        slope[i] = share + x[i] * density(x[i]);
+    }
+}
+
+void sigmoid(float* x, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) x[i] = 1.0f / (1.0f + expf(-x[i]));
+}
+
+// (x - mean) / std of each row, in place; 1 / std.
+void normalise(Row* x, float* scale, int64_t rows) {
+    for (int64_t n = 0; n < rows; ++n) {
+        float mean = 0, variance = 0;
+        for (int d = 0; d < D; ++d) mean += x[n][d];
+        mean /= D;
+        for (int d = 0; d < D; ++d) x[n][d] -= mean;
+        for (int d = 0; d < D; ++d) variance += x[n][d] * x[n][d];
+        scale[n] = 1.0f / std::sqrt(variance / D + EPS);
+        for (int d = 0; d < D; ++d) x[n][d] *= scale[n];
+    }
+}
+
+// The gradient of x from that of its normed rows, in place.
+void normalise_back(Row* grad, const Row* hat, const float* scale, int64_t rows) {
+    for (int64_t n = 0; n < rows; ++n) {
+        float mean = 0, along = 0;
+        for (int d = 0; d < D; ++d) mean += grad[n][d], along += grad[n][d] * hat[n][d];
+        mean /= D, along /= D;
+        for (int d = 0; d < D; ++d) grad[n][d] = scale[n] * (grad[n][d] - mean - hat[n][d] * along);
+    }
+}
+
+void scale_and_shift(Row* y, const Row* hat, const float* weight, const float* bias, int64_t rows) {
+    for (int64_t n = 0; n < rows; ++n)
+        for (int d = 0; d < D; ++d) y[n][d] = hat[n][d] * weight[d] + bias[d];
+}
+
+// Gradients of weight and bias; grad becomes that of the normed rows.
+void scale_and_shift_back(Row* grad, const Row* hat, const float* weight, float* d_weight, float* d_bias, int64_t rows) {
+    for (int64_t n = 0; n < rows; ++n)
+        for (int d = 0; d < D; ++d) {
+            d_weight[d] += grad[n][d] * hat[n][d];
+            d_bias[d] += grad[n][d];
+            grad[n][d] *= weight[d];
+        }
+}
+
+// Rows on the heap.
+struct Table {
+    std::vector<float> values;
+    explicit Table(int64_t rows = BLOCK) : values(rows * D, 0.0f) {}
+    operator Row*() { return reinterpret_cast<Row*>(values.data()); }
+};
+
+// What the backward pass takes from the forward pass, a block of nodes at a time. Of `count` nodes the members stand
+// one after the other: all nodes themselves, all left and all right children.
+struct Saved {
+    Row hidden[3 * BLOCK], gate[3 * BLOCK];
+    Row hat[BLOCK], inner[BLOCK];  // the branch: normed sum, hidden layer of the output network
+    Row conv_hat[BLOCK];           // the host: normed conv
+    float scale[BLOCK], conv_scale[BLOCK];
+};
+
+// A block of nodes: which rows they read, with which coefficients.
+struct Members {
+    int64_t count;
+    int64_t row[3][BLOCK];  // -1: not there
+    float t[2][BLOCK];      // of the node and of each child
+    float s[3][BLOCK];      // at unit length
+    float times[3];         // how often each is a member
+    float per_root[BLOCK];  // K^{-1/2}
+    bool lone;              // every node is its own only member, so that all residuals are 0
+};
+
+void find_members(
+    Members& found, const Layer& layer, const int32_t* members, const float* t, const int64_t* place, int64_t first
+) {
+    found.count = std::min<int64_t>(BLOCK, layer.nodes - first);
+    found.times[0] = layer.copies, found.times[1] = found.times[2] = 1;
+    found.lone = true;
+    for (int64_t n = 0; n < found.count; ++n) {
+        const int64_t node = first + n, pair = node - layer.first_pair;
+        for (int i = 0; i < 3; ++i) found.row[i][n] = members[3 * node + i];
+        if (pair >= 0) {
+            if (layer.own_moves) found.row[0][n] += place[pair];
+            for (int i = 1; i < 3; ++i) found.row[i][n] += place[layer.pairs + 2 * pair + i - 1];
+        }
+        const float own = t[2 * node], child = t[2 * node + 1];
+        const float length = std::sqrt(layer.copies * own * own + 2 * child * child);
+        found.t[0][n] = own, found.t[1][n] = child;
+        found.s[0][n] = own / length, found.s[1][n] = found.s[2][n] = child / length;
+        found.lone = found.lone && child == 0;
+        found.per_root[n] = 1.0f / std::sqrt(layer.copies + (child != 0 ? 2.0f : 0.0f));
+    }
+}
+
+const Row NOTHING = {};
+
+inline const Row& at(const Row* table, int64_t row) { return row < 0 ? NOTHING : table[row]; }
+
+void aggregate_members(Row* aggregate, Row* own, const Members& found, const Row* rows) {
+    for (int64_t n = 0; n < found.count; ++n) {
+        const Row &x0 = at(rows, found.row[0][n]), &x1 = at(rows, found.row[1][n]), &x2 = at(rows, found.row[2][n]);
+        for (int d = 0; d < D; ++d) {
+            own[n][d] = x0[d];
+            aggregate[n][d] = found.times[0] * found.t[0][n] * x0[d] + found.t[1][n] * (x1[d] + x2[d]);
+        }
+    }
+}
+
+// u of each node, and z of each member
+void project(Row* u, Row* z, const Members& found, const Row* messages) {
+    for (int64_t n = 0; n < found.count; ++n) {
+        for (int d = 0; d < D; ++d) u[n][d] = 0;
+        for (int i = 0; i < 3; ++i) {
+            const Row& m = at(messages, found.row[i][n]);
+            const float weight = found.times[i] * found.s[i][n];
+            for (int d = 0; d < D; ++d) u[n][d] += weight * m[d];
+        }
+        for (int i = 0; i < 3; ++i) {
+            const Row& m = at(messages, found.row[i][n]);
+            for (int d = 0; d < D; ++d) z[i * found.count + n][d] = m[d] - found.s[i][n] * u[n][d];
+        }
+    }
+}
+
+// A layer's matrices, as they stand, which is what gradients need, or the other way round, for y = x W^T.
+struct Weights {
+    Matrix message, source, combined, target, residual, gate, first, second, conv, root;
+};
+
+void load_weights(Weights& to, const Layer& layer, const float* w, bool transposed) {
+    const Places& p = layer.at;
+    if (layer.branch) {
+        load(to.message, w + p.message, D, transposed);
+        load(to.source, w + p.hidden, 3 * D, transposed);
+        load(to.target, w + p.hidden + D, 3 * D, transposed);
+        load(to.residual, w + p.hidden + 2 * D, 3 * D, transposed);
+        load(to.gate, w + p.gate, D, transposed);
+        load(to.first, w + p.first, D, transposed);
+        load(to.second, w + p.second, D, transposed);
+        std::memcpy(to.combined, to.source, sizeof(Matrix));  // Ws + Wz W
+        if (transposed)
+            multiply(to.combined, to.message, to.residual, D, true);
+        else
+            multiply(to.combined, to.residual, to.message, D, true);
+    }
+    if (layer.host) load(to.conv, w + p.conv, D, transposed);
+    if (layer.sage) load(to.root, w + p.root, D, transposed);
+}
+
+// What both passes over a replica read.
+struct Input {
+    const Row* rows;
+    const int32_t* members;
+    const float* t;
+    const int64_t* place;
+    const float* w;
+};
+
+class Forward {
+  public:
+    Forward(const Layer& layer, const Input& in, Row* out, Row* aggregates, Row* messages, Saved* saved)
+        : layer(layer), p(layer.at), in(in), out(out), aggregates(aggregates), messages(messages), saved(saved),
+          sources(layer.branch ? layer.read : 0) {
+        load_weights(weights, layer, in.w, true);
+    }
+
+    void run() {
+        if (layer.branch) {
+            multiply(messages, in.rows, weights.message, layer.read);
+            multiply(sources, in.rows, weights.combined, layer.read);
+        }
+        for (int64_t first = 0; first < layer.nodes; first += BLOCK, ++saved, out += BLOCK) {
+            find_members(found, layer, in.members, in.t, in.place, first);
+            aggregate_members(aggregate, own, found, in.rows);
+            std::memcpy(out, own, found.count * sizeof(Row));
+            if (layer.host)
+                host();
+            else
+                std::memcpy(aggregates + first, aggregate, found.count * sizeof(Row));
+            if (layer.branch) {
+                gated_sum();
+                output();
+            }
+        }
+    }
+
+  private:
+    // out += GELU(LayerNorm(conv))
+    void host() {
+        Row* conv = saved->conv_hat;
+        set_rows(conv, in.w + p.conv_bias, found.count);
+        multiply(conv, aggregate, weights.conv, found.count, true);
+        if (layer.sage) multiply(conv, own, weights.root, found.count, true);
+        normalise(conv, saved->conv_scale, found.count);
+        scale_and_shift(normed, conv, in.w + p.update, in.w + p.update_bias, found.count);
+        gelu(normed[0], normed[0], found.count * D);
+        add(out, normed);
+    }
+
+    // saved->hat: K^{-1/2} sum_i g_i z_i, not normed yet
+    void gated_sum() {
+        Row* sum = saved->hat;
+        std::fill_n(sum[0], found.count * D, 0.0f);
+        if (found.lone) return;
+        const int64_t count = found.count, all = 3 * count;
+        project(u, z, found, messages);
+        set_rows(target, in.w + p.hidden_bias, count);
+        multiply(target, own, weights.target, count, true);
+        multiply(shift, u, weights.residual, count);
+        for (int i = 0; i < 3; ++i)
+            for (int64_t n = 0; n < count; ++n) {
+                const Row& a = at(sources, found.row[i][n]);
+                Row& hidden = saved->hidden[i * count + n];
+                for (int d = 0; d < D; ++d) hidden[d] = a[d] + target[n][d] - found.s[i][n] * shift[n][d];
+            }
+        gelu(active[0], saved->hidden[0], all * D);
+        set_rows(saved->gate, in.w + p.gate_bias, all);
+        multiply(saved->gate, active, weights.gate, all, true);
+        sigmoid(saved->gate[0], all * D);
+        for (int i = 0; i < 3; ++i)
+            for (int64_t n = 0; n < count; ++n) {
+                const float weight = found.times[i] * found.per_root[n];
+                const Row &gate = saved->gate[i * count + n], &residual = z[i * count + n];
+                for (int d = 0; d < D; ++d) sum[n][d] += weight * gate[d] * residual[d];
+            }
+    }
+
+    // out += W4 GELU(W3 LayerNorm(sum) + b3) + b4
+    void output() {
+        normalise(saved->hat, saved->scale, found.count);
+        scale_and_shift(normed, saved->hat, in.w + p.norm, in.w + p.norm_bias, found.count);
+        set_rows(saved->inner, in.w + p.first_bias, found.count);
+        multiply(saved->inner, normed, weights.first, found.count, true);
+        gelu(active[0], saved->inner[0], found.count * D);
+        set_rows(normed, in.w + p.second_bias, found.count);
+        multiply(normed, active, weights.second, found.count, true);
+        add(out, normed);
+    }
+
+    void add(Row* to, const Row* x) {
+        for (int64_t n = 0; n < found.count; ++n)
+            for (int d = 0; d < D; ++d) to[n][d] += x[n][d];
+    }
+
+    const Layer& layer;
+    const Places& p;
+    const Input& in;
+    Row *out, *aggregates, *messages;
+    Saved* saved;
+    Weights weights;
+    Members found;
+    Table sources;  // a of each row that is read
+    Table aggregate, own, u, target, shift, normed;
+    Table z{3 * BLOCK}, active{3 * BLOCK};
+};
+
+class Backward {
+  public:
+    Backward(
+        const Layer& layer, const Input& in, const Row* messages, const Saved* saved, const Row* grad,
+        const Row* d_aggregates, Row* d_rows, float* dw
+    )
+        : layer(layer), p(layer.at), in(in), messages(messages), d_out(grad), saved(saved), d_rows(d_rows), dw(dw),
+          d_aggregates(d_aggregates), d_messages(layer.branch ? layer.read : 0),
+          d_sources(layer.branch ? layer.read : 0) {
+        load_weights(weights, layer, in.w, false);
+    }
+
+    void run() {
+        std::fill_n(d_rows[0], layer.read * D, 0.0f);
+        for (int64_t first = 0; first < layer.nodes; first += BLOCK, ++saved, d_out += BLOCK) {
+            find_members(found, layer, in.members, in.t, in.place, first);
+            aggregate_members(aggregate, own, found, in.rows);
+            std::memcpy(d_own, d_out, found.count * sizeof(Row));
+            if (layer.branch) {
+                output();
+                if (!found.lone) gated_sum();
+            }
+            if (layer.host)
+                host();
+            else
+                std::memcpy(d_aggregate, d_aggregates + first, found.count * sizeof(Row));
+            to_rows();
+        }
+        if (layer.branch) rows_of_the_branch();
+        if (layer.host) add_matrix(dw + p.conv, d.conv, D);
+        if (layer.sage) add_matrix(dw + p.root, d.root, D);
+    }
+
+  private:
+    // d_sum: the gradient of the gated sum
+    void output() {
+        const int64_t count = found.count;
+        gelu_and_slope(active[0], slope[0], saved->inner[0], count * D);
+        outer(d.second, d_out, active, count);
+        add_rows(dw + p.second_bias, d_out, count);
+        multiply(d_inner, d_out, weights.second, count);
+        for (int64_t i = 0; i < count * D; ++i) d_inner[0][i] *= slope[0][i];
+        scale_and_shift(normed, saved->hat, in.w + p.norm, in.w + p.norm_bias, count);
+        outer(d.first, d_inner, normed, count);
+        add_rows(dw + p.first_bias, d_inner, count);
+        multiply(d_sum, d_inner, weights.first, count);
+        scale_and_shift_back(d_sum, saved->hat, in.w + p.norm, dw + p.norm, dw + p.norm_bias, count);
+        normalise_back(d_sum, saved->hat, saved->scale, count);
+    }
+
+    // Of the gates, and of what they let through
+    void gated_sum() {
+        const int64_t count = found.count, all = 3 * count;
+        project(u, z, found, messages);
+        for (int i = 0; i < 3; ++i)
+            for (int64_t n = 0; n < count; ++n) {
+                const float weight = found.times[i] * found.per_root[n];
+                const int64_t member = i * count + n;
+                for (int k = 0; k < D; ++k) {
+                    const float gate = saved->gate[member][k], ds = weight * d_sum[n][k];
+                    d_logits[member][k] = ds * z[member][k] * gate * (1 - gate);
+                    d_residuals[member][k] = ds * gate;
+                }
+            }
+        gelu_and_slope(active[0], slope[0], saved->hidden[0], all * D);
+        outer(d.gate, d_logits, active, all);
+        add_rows(dw + p.gate_bias, d_logits, all);
+        multiply(d_hidden, d_logits, weights.gate, all);
+        for (int64_t i = 0; i < all * D; ++i) d_hidden[0][i] *= slope[0][i];
+
+        for (int64_t n = 0; n < count; ++n) {
+            const Row &h0 = d_hidden[n], &h1 = d_hidden[count + n], &h2 = d_hidden[2 * count + n];
+            const Row &z0 = d_residuals[n], &z1 = d_residuals[count + n], &z2 = d_residuals[2 * count + n];
+            const float s0 = found.s[0][n], s1 = found.s[1][n];
+            for (int k = 0; k < D; ++k) {
+                d_target[n][k] = h0[k] + h1[k] + h2[k];
+                d_shift[n][k] = -(s0 * h0[k] + s1 * (h1[k] + h2[k]));
+                d_u[n][k] = -(s0 * z0[k] + s1 * (z1[k] + z2[k]));
+            }
+        }
+        outer(d.target, d_target, own, count);
+        add_rows(dw + p.hidden_bias, d_target, count);
+        multiply(d_own, d_target, weights.target, count, true);
+        outer(d.residual, d_shift, u, count);
+        multiply(d_u, d_shift, weights.residual, count, true);
+        for (int i = 0; i < 3; ++i)
+            for (int64_t n = 0; n < count; ++n) {
+                const int64_t row = found.row[i][n], member = i * count + n;
+                if (row < 0) continue;
+                const float weight = found.times[i] * found.s[i][n];
+                Row &d_message = d_messages[row], &d_source = d_sources[row];
+                for (int k = 0; k < D; ++k) {
+                    d_message[k] += d_residuals[member][k] + weight * d_u[n][k];
+                    d_source[k] += d_hidden[member][k];
+                }
+            }
+    }
+
+    void host() {
+        const int64_t count = found.count;
+        const Row* hat = saved->conv_hat;
+        scale_and_shift(normed, hat, in.w + p.update, in.w + p.update_bias, count);
+        gelu_and_slope(active[0], slope[0], normed[0], count * D);
+        for (int64_t i = 0; i < count * D; ++i) d_sum[0][i] = d_out[0][i] * slope[0][i];
+        scale_and_shift_back(d_sum, hat, in.w + p.update, dw + p.update, dw + p.update_bias, count);
+        normalise_back(d_sum, hat, saved->conv_scale, count);
+        outer(d.conv, d_sum, aggregate, count);
+        add_rows(dw + p.conv_bias, d_sum, count);
+        multiply(d_aggregate, d_sum, weights.conv, count);
+        if (layer.sage) {
+            outer(d.root, d_sum, own, count);
+            multiply(d_own, d_sum, weights.root, count, true);
+        }
+    }
+
+    void to_rows() {
+        for (int64_t n = 0; n < found.count; ++n) {
+            Row& to = d_rows[found.row[0][n]];
+            const float weight = found.times[0] * found.t[0][n];
+            for (int k = 0; k < D; ++k) to[k] += d_own[n][k] + weight * d_aggregate[n][k];
+            for (int i = 1; i < 3; ++i) {
+                if (found.row[i][n] < 0) continue;
+                Row& child = d_rows[found.row[i][n]];
+                for (int k = 0; k < D; ++k) child[k] += found.t[1][n] * d_aggregate[n][k];
+            }
+        }
+    }
+
+    // What was made once a row: m = W x and a = (Ws + Wz W) x
+    void rows_of_the_branch() {
+        multiply(d_rows, d_messages, weights.message, layer.read, true);
+        multiply(d_rows, d_sources, weights.combined, layer.read, true);
+        outer(d.message, d_messages, in.rows, layer.read);
+        outer(d.combined, d_sources, in.rows, layer.read);
+        Matrix transposed;  // of Ws + Wz W: the gradient of Wz is dA W^T, that of W is Wz^T dA
+        load(transposed, in.w + p.message, D, true);
+        multiply(d.residual, d.combined, transposed, D, true);
+        load(transposed, in.w + p.hidden + 2 * D, 3 * D, true);
+        multiply(d.message, transposed, d.combined, D, true);
+        add_matrix(dw + p.message, d.message, D);
+        add_matrix(dw + p.hidden, d.combined, 3 * D);
+        add_matrix(dw + p.hidden + D, d.target, 3 * D);
+        add_matrix(dw + p.hidden + 2 * D, d.residual, 3 * D);
+        add_matrix(dw + p.gate, d.gate, D);
+        add_matrix(dw + p.first, d.first, D);
+        add_matrix(dw + p.second, d.second, D);
+    }
+
+    const Layer& layer;
+    const Places& p;
+    const Input& in;
+    const Row *messages, *d_out;
+    const Saved* saved;
+    Row* d_rows;
+    float* dw;
+    const Row* d_aggregates;
+    Weights weights, d = {};  // d: gradients, added to dw at the end
+    Members found;
+    Table d_messages, d_sources;  // of each row that is read
+    Table aggregate, own, u, normed, d_inner, d_sum, d_target, d_shift, d_u, d_aggregate, d_own;
+    Table z{3 * BLOCK}, active{3 * BLOCK}, slope{3 * BLOCK}, d_logits{3 * BLOCK}, d_hidden{3 * BLOCK};
+    Table d_residuals{3 * BLOCK};
+};
+
+// One stage of GIN's conv, y = ReLU(BatchNorm(x W^T + b)), over rows that count as often as `count` says.
+void stage_forward(
+    int64_t rows, const Row* x, const float* w, const float* bias, const float* gamma, const float* beta,
+    const float* count, Row* hat, Row* y, float* mean, float* variance, float* scale
+) {
+    Matrix weight;
+    load(weight, w, D, true);
+    set_rows(hat, bias, rows);
+    multiply(hat, x, weight, rows, true);
+    double total = 0, sum[D] = {}, squares[D] = {};  // thousands of rows: single precision would cost three digits
+    for (int64_t n = 0; n < rows; ++n) {
+        total += count[n];
+        for (int d = 0; d < D; ++d) sum[d] += count[n] * hat[n][d];
+    }
+    for (int d = 0; d < D; ++d) mean[d] = sum[d] / total;
+    for (int64_t n = 0; n < rows; ++n)
+        for (int d = 0; d < D; ++d) {
+            hat[n][d] -= mean[d];
+            squares[d] += count[n] * hat[n][d] * hat[n][d];
+        }
+    for (int d = 0; d < D; ++d) variance[d] = squares[d] / total;
+    for (int d = 0; d < D; ++d) scale[d] = 1.0f / std::sqrt(variance[d] + EPS);
+    for (int64_t n = 0; n < rows; ++n)
+        for (int d = 0; d < D; ++d) {
+            hat[n][d] *= scale[d];
+            y[n][d] = std::max(0.0f, hat[n][d] * gamma[d] + beta[d]);
+        }
+}
+
+void stage_backward(
+    int64_t rows, const Row* x, const float* w, const float* gamma, const float* count, const Row* hat, const Row* y,
+    const float* scale, const Row* grad, Row* dx, float* dw, float* d_bias, float* d_gamma, float* d_beta
+) {
+    float total = 0;
+    for (int64_t n = 0; n < rows; ++n) total += count[n];
+    Table d_linear(rows);
+    std::fill_n(d_gamma, D, 0.0f);
+    std::fill_n(d_beta, D, 0.0f);
+    std::fill_n(d_bias, D, 0.0f);
+    for (int64_t n = 0; n < rows; ++n)
+        for (int d = 0; d < D; ++d) {
+            const float g = y[n][d] > 0 ? grad[n][d] : 0.0f;
+            d_linear[n][d] = g;
+            d_gamma[d] += g * hat[n][d];
+            d_beta[d] += g;
+        }
+    for (int64_t n = 0; n < rows; ++n)  // mean and variance depend on a row as often as it counts
+        for (int d = 0; d < D; ++d)
+            d_linear[n][d] = gamma[d] * scale[d]
+                * (d_linear[n][d] - count[n] / total * (d_beta[d] + hat[n][d] * d_gamma[d]));
+    Matrix weight, d_weight = {};
+    load(weight, w, D, false);
+    multiply(dx, d_linear, weight, rows);
+    outer(d_weight, d_linear, x, rows);
+    add_rows(d_bias, d_linear, rows);
+    std::memcpy(dw, d_weight, sizeof(Matrix));
+}
+
+}  // namespace
+
+extern "C" {
+
+// Numbers that a replica leaves for the backward pass.
+int64_t tree_layer_saved_size(int64_t nodes) { return (nodes + BLOCK - 1) / BLOCK * (sizeof(Saved) / sizeof(float)); }
+
+void tree_layer_forward(
+    const Layer* layer, const Row* rows, const int32_t* members, const float* t, const int64_t* place, const float* w,
+    Row* out, Row* aggregates, Row* messages, float* saved
+) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < layer->replicas; ++r) {
+        const Input in{
+            rows + r * layer->read, members, t, place + r * 3 * layer->pairs, w + r * layer->weight_stride
+        };
+        auto* kept = reinterpret_cast<Saved*>(saved + r * tree_layer_saved_size(layer->nodes));
+        Forward(*layer, in, out + r * layer->nodes, aggregates + r * layer->nodes, messages + r * layer->read, kept).run();
+    }
+}
+
+// Writes d_rows; adds to dw, which has `weights` numbers a replica.
+void tree_layer_backward(
+    const Layer* layer, const Row* rows, const int32_t* members, const float* t, const int64_t* place, const float* w,
+    const Row* messages, const float* saved, const Row* grad, const Row* d_aggregates, Row* d_rows, float* dw,
+    int64_t weights
+) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < layer->replicas; ++r) {
+        const Input in{
+            rows + r * layer->read, members, t, place + r * 3 * layer->pairs, w + r * layer->weight_stride
+        };
+        const auto* kept = reinterpret_cast<const Saved*>(saved + r * tree_layer_saved_size(layer->nodes));
+        Backward(
+            *layer, in, messages + r * layer->read, kept, grad + r * layer->nodes, d_aggregates + r * layer->nodes,
+            d_rows + r * layer->read, dw + r * weights
+        ).run();
+    }
+}
+
+// Of each replica: x, hat and y [rows], weights and moments at their strides of whole matrices and rows.
+void gin_stage_forward(
+    int64_t replicas, int64_t rows, const Row* x, const float* w, const Row* bias, const Row* gamma, const Row* beta,
+    const float* count, Row* hat, Row* y, Row* mean, Row* variance, Row* scale
+) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < replicas; ++r)
+        stage_forward(
+            rows, x + r * rows, w + r * D * D, bias[r], gamma[r], beta[r], count + r * rows, hat + r * rows,
+            y + r * rows, mean[r], variance[r], scale[r]
+        );
+}
+
+void gin_stage_backward(
+    int64_t replicas, int64_t rows, const Row* x, const float* w, const Row* gamma, const float* count, const Row* hat,
+    const Row* y, const Row* scale, const Row* grad, Row* dx, float* dw, Row* d_bias, Row* d_gamma, Row* d_beta
+) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < replicas; ++r)
+        stage_backward(
+            rows, x + r * rows, w + r * D * D, gamma[r], count + r * rows, hat + r * rows, y + r * rows, scale[r],
+            grad + r * rows, dx + r * rows, dw + r * D * D, d_bias[r], d_gamma[r], d_beta[r]
+        );
+}
+}

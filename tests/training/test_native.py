@@ -1,0 +1,60 @@
+"""C++ that is compiled where it runs: once, whole or not at all, with a clear word where it cannot be."""
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from nsr.training import native
+
+ANSWER = 'extern "C" int answer() { return ANSWER; }'
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if native.compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "answer.cpp"
+    path.write_text(ANSWER)
+    return path
+
+
+def libraries(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache").rglob("*"), key=str)[2:]  # below nsr/native
+
+
+def load(source: Path, definition: str) -> ctypes.CDLL:
+    native.load_library.cache_clear()  # as another process would
+    return native.load_library(source, (definition,))
+
+
+def test_compiled_once(source: Path, tmp_path: Path) -> None:
+    assert load(source, "ANSWER=42").answer() == 42
+    (library,) = libraries(tmp_path)
+    made = library.stat().st_mtime_ns
+    assert load(source, "ANSWER=42").answer() == 42
+    assert libraries(tmp_path) == [library]
+    assert library.stat().st_mtime_ns == made
+
+
+def test_another_definition_or_source_is_another_library(source: Path, tmp_path: Path) -> None:
+    assert load(source, "ANSWER=1").answer() == 1
+    assert load(source, "ANSWER=2").answer() == 2
+    source.write_text(ANSWER.replace("ANSWER", "ANSWER + 1"))
+    assert load(source, "ANSWER=2").answer() == 3
+    assert len(libraries(tmp_path)) == 3
+
+
+def test_a_refused_file_leaves_nothing_and_says_why(source: Path, tmp_path: Path) -> None:
+    source.write_text("this is no C++")
+    with pytest.raises(RuntimeError, match=r"cannot compile answer\.cpp:\n(.|\n)*this"):
+        load(source, "ANSWER=1")
+    assert libraries(tmp_path) == []
+
+
+def test_no_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert native.compiler() is None
+    with pytest.raises(RuntimeError, match="install g\\+\\+"):
+        load(source, "ANSWER=1")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsr.data.tree import tree_task
-from nsr.training import native, tree
+from nsr.training import adam_native, native, tree
 from nsr.training.tree_native import NativeParts
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -54,6 +54,11 @@ def test_every_case_is_compared(compared: Any) -> None:
 def test_training_is_the_same(compared: Any, whole_trees: bool, epochs: int, bound: float) -> None:
     case = compared.Case("gcn", "nsr", whole_trees=whole_trees)
     assert compared.training_error(case, compared.native, epochs) <= bound
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adam_is_the_same(compared: Any, weight_decay: float) -> None:
+    assert compared.adam_error(adam_native.adam_rows, 3, 1100, weight_decay) <= 5e-6
 
 
 def test_threads_change_nothing(compared: Any) -> None:

@@ -1,6 +1,5 @@
 """How far the tree's fast paths are from plain operators; as a program, its kernels under Triton's interpreter.
 
-
 A program of its own, because Triton decides when a kernel is defined whether it is interpreted:
 ``TRITON_INTERPRET=1 python trees_compared.py``.
 """
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from nsr.data.tree import tree_task
 from nsr.experiments.graph_models import Variant, graph_model
 from nsr.graph.models import Backbone, GraphModel
-from nsr.training import adam_kernel, tree
+from nsr.training import adam_kernel, adam_native, tree
 from nsr.training.plateau import PlateauRule
 from nsr.training.replicas import Replicas, adam_rows
 from nsr.training.tree_batches import grouped, sampled
@@ -116,15 +115,15 @@ def error(case: Case) -> float:
     return apart(results(case, kernels, "cpu"), results(case, None, "cpu"))
 
 
-def adam_error(rows: int, length: int, weight_decay: float) -> float:
-    """How far three steps of the kernel are from the plain ones."""
+def adam_error(fast_adam: Callable[..., None], rows: int, length: int, weight_decay: float) -> float:
+    """How far three steps of a fast path are from the plain ones."""
     generator = torch.Generator().manual_seed(0)
     plain = [torch.randn(rows, length, generator=generator) for _ in range(2)] + [torch.zeros(rows, length)] * 2
     ours = [tensor.clone() for tensor in plain]
     plain = [tensor.clone() for tensor in plain]
     rate = torch.linspace(0, 1e-2, rows)
     for step in range(1, 4):
-        for adam, tensors in ((adam_kernel.adam_rows, ours), (adam_rows, plain)):
+        for adam, tensors in ((fast_adam, ours), (adam_rows, plain)):
             adam(*tensors, torch.tensor(float(step)), rate, weight_decay, (0.9, 0.999), 1e-8)
     return max(float((a - b).abs().max()) for a, b in zip(ours, plain, strict=True))
 
@@ -142,10 +141,10 @@ def trained(case: Case, fast: FastParts | None, epochs: int, dtype: torch.dtype 
         tasks.append(replace(task, permutations=task.permutations[:5], train=own[0][: 3 * leaves + 1], test=own[1]))
     rule = PlateauRule("max", rate=1e-2, patience=1, stop_after=100, perfect=1.0)
 
-    adam = adam_kernel.adam_rows if fast is kernels else adam_rows
+    adams = {kernels: adam_kernel.adam_rows, native: adam_native.adam_rows, None: adam_rows}
     with (
         patch.object(tree, "_fast_parts", fast or (lambda *_: None)),
-        patch("nsr.training.replicas.adam_rows", adam),
+        patch.object(Replicas, "_adam_rows", lambda _: adams[fast]),
         patch.dict(tree.BATCH, {case.depth: 8}),
     ):
         whole_trees = 3 if case.whole_trees else None
@@ -169,7 +168,7 @@ def training_error(case: Case, fast: FastParts, epochs: int) -> float:
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)  # what a kernel has not written is not a number
     found = {name: error(case) for name, case in CASES.items()}
-    found |= {f"adam {decay}": adam_error(3, 1100, decay) for decay in (0.0, 0.1)}
+    found |= {f"adam {decay}": adam_error(adam_kernel.adam_rows, 3, 1100, decay) for decay in (0.0, 0.1)}
     found["training"] = training_error(Case("gcn", "nsr", whole_trees=True), kernels, 4)
     found["training, single samples"] = training_error(Case("gcn", "nsr"), kernels, 2)
     print(json.dumps(found))

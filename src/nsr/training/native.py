@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from torch import Tensor
+
 from nsr.training.whole_file import replacing
 
 # Sums may be taken in any order and mathematical functions a vector at a time; nothing here relies on infinities.
@@ -57,6 +59,11 @@ def load_library(source: Path, definitions: Sequence[str] = ()) -> ctypes.CDLL:
             if done.returncode:
                 raise RuntimeError(f"{cxx} cannot compile {source.name}:\n{done.stderr[-2000:]}")
     return ctypes.CDLL(str(library))
+
+
+def pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
+    """Where tensors on the CPU lie, as arguments of a library's function; they must be contiguous."""
+    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
 
 
 def _vectors() -> list[str]:

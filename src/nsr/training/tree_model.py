@@ -54,6 +54,8 @@ class TreeModel:
         if len(model.layers) != depth + 1:
             raise ValueError(f"A tree of depth {depth} takes {depth + 1} layers; the model has {len(model.layers)}.")
         self.kind = kind_of(model)
+        layer = model.layers[0]  # all are alike
+        self.names = [name for name, _ in (*layer.named_parameters(), *layer.named_buffers()) if name != "conv.eps"]
         self.parts = parts or PlainParts(self.kind)
         self.trees, self.pairs, self.leaves = trees, pairs, 2**depth
         self.plans = layer_plans(self.kind.backbone, depth, trees, pairs, device, model.head.weight.dtype)
@@ -74,8 +76,7 @@ class TreeModel:
         if training and self.kind.backbone == "gin":
             counts = _counts(batch, self.plans, self.trees, self.leaves)
         for number, (plan, count) in enumerate(zip(self.plans, counts, strict=True)):
-            prefix = f"layers.{number}."
-            own = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+            own = {name: weights[f"layers.{number}.{name}"] for name in self.names}
             rows = self.parts.layer(number, own, rows, plan, batch.place, count)
         return rows
 

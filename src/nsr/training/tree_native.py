@@ -1,4 +1,4 @@
-"""The layers of trees in C++: the fast twin of ``PlainParts`` on a CPU; see ``tree_native.cpp``."""
+"""The model on trees in C++: the fast twin of ``PlainParts`` on a CPU; see ``tree_native.cpp``."""
 
 import ctypes
 from pathlib import Path
@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsr.training.native import load_library
+from nsr.training.native import load_library, pointers
 from nsr.training.replicas import Replicas
 from nsr.training.tree_batches import Queries
 from nsr.training.tree_layer import LayerKind, Weights, host_update, track
-from nsr.training.tree_model import PlainParts
 from nsr.training.tree_plan import LayerPlan
 from nsr.training.tree_sections import PLACES, layer_sections
 
@@ -32,11 +31,10 @@ class NativeParts:
         self.kind, self.gin = kind, kind.backbone == "gin"
         self.library = tree_library(width)
         self.sections = layer_sections(kind, replicas, layers)
-        self.ends = PlainParts(kind)
 
     def encode(self, weights: Weights, batch: Queries) -> Tensor:
         """See :class:`nsr.training.tree_model.Parts`."""
-        return self.ends.encode(weights, batch)
+        return _Encode.apply(self.library, batch.values, weights["encoder.weight"], weights["encoder.bias"])
 
     def layer(
         self, number: int, weights: Weights, rows: Tensor, plan: LayerPlan, place: Tensor, count: Tensor | None
@@ -64,7 +62,9 @@ class NativeParts:
 
     def loss(self, weights: Weights, rows: Tensor, batch: Queries) -> tuple[Tensor, Tensor]:
         """See :class:`nsr.training.tree_model.Parts`."""
-        return self.ends.loss(weights, rows, batch)
+        return _HeadAndLoss.apply(
+            self.library, rows, batch.label, batch.count, weights["head.weight"], weights["head.bias"]
+        )
 
 
 def tree_library(width: int) -> ctypes.CDLL:
@@ -101,7 +101,7 @@ class _Layer(torch.autograd.Function):
         saved = out.new_empty(layer.replicas, library.tree_layer_saved_size(ctypes.c_int64(layer.nodes)))
         library.tree_layer_forward(
             ctypes.byref(layer),
-            *_pointers(rows, plan.members, plan.coefficient, place, weights, out, aggregate, messages, saved),
+            *pointers(rows, plan.members, plan.coefficient, place, weights, out, aggregate, messages, saved),
         )
         ctx.save_for_backward(rows, weights, place, messages, saved)
         ctx.plan, ctx.library, ctx.layer = plan, library, layer
@@ -115,11 +115,60 @@ class _Layer(torch.autograd.Function):
         grad, d_aggregate = grad.contiguous(), d_aggregate.contiguous()
         ctx.library.tree_layer_backward(
             ctypes.byref(ctx.layer),
-            *_pointers(rows, plan.members, plan.coefficient, place, weights, messages, saved),
-            *_pointers(grad, d_aggregate, d_rows, d_weights),
+            *pointers(rows, plan.members, plan.coefficient, place, weights, messages, saved),
+            *pointers(grad, d_aggregate, d_rows, d_weights),
             ctypes.c_int64(d_weights.shape[1]),
         )
         return d_rows, d_weights, None, None, None, None
+
+
+class _Encode(torch.autograd.Function):
+    """``values [R, S L]`` to the rows before the first layer, ``[R, S L + 1 + L, D]``."""
+
+    @staticmethod
+    def forward(ctx: Any, library: ctypes.CDLL, values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        values, weight, bias = values.contiguous(), weight.contiguous(), bias.contiguous()
+        ctx.sizes = (*values.shape, weight.shape[2] // 2 - 1)
+        rows = bias.new_empty(values.shape[0], values.shape[1] + ctx.sizes[2] + 1, bias.shape[1])
+        library.tree_encode_forward(*map(ctypes.c_int64, ctx.sizes), *pointers(weight, bias, values, rows))
+        ctx.library = library
+        ctx.save_for_backward(values, weight, bias)
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values, weight, bias = ctx.saved_tensors
+        grad, dw, d_bias = grad.contiguous(), torch.empty_like(weight), torch.empty_like(bias)
+        ctx.library.tree_encode_backward(*map(ctypes.c_int64, ctx.sizes), *pointers(values, grad, dw, d_bias))
+        return None, None, dw, d_bias
+
+
+class _HeadAndLoss(torch.autograd.Function):
+    """``rows [R, N, D]`` with the roots at their end to loss and number of right answers, each ``[R]``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, library: ctypes.CDLL, rows: Tensor, label: Tensor, count: Tensor, weight: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        rows, label, count, weight, bias = (x.contiguous() for x in (rows, label, count, weight, bias))
+        (replicas, total, width), pairs = rows.shape, label.shape[1]
+        loss, right = rows.new_empty(replicas), rows.new_empty(replicas)
+        gradients = (rows.new_empty(replicas, pairs, width), torch.empty_like(weight), torch.empty_like(bias))
+        library.tree_head_and_loss(
+            *map(ctypes.c_int64, (replicas, total, pairs, bias.shape[1])),
+            *pointers(rows, weight, bias, label, count, loss, right, *gradients),
+        )
+        ctx.above = total - pairs
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(right)
+        return loss, right
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        d_roots, dw, d_bias = ctx.saved_tensors
+        each = grad.view(-1, 1, 1)
+        d_rows = torch.nn.functional.pad(d_roots * each, (0, 0, ctx.above, 0))
+        return None, d_rows, None, None, dw * each, d_bias * grad.unsqueeze(1)
 
 
 class _Stage(torch.autograd.Function):
@@ -133,7 +182,7 @@ class _Stage(torch.autograd.Function):
         mean, variance, scale = (torch.empty_like(bias) for _ in range(3))
         library.gin_stage_forward(
             *map(ctypes.c_int64, x.shape[:2]),
-            *_pointers(x, weight, bias, gamma, beta, count, hat, y, mean, variance, scale),
+            *pointers(x, weight, bias, gamma, beta, count, hat, y, mean, variance, scale),
         )
         ctx.library = library
         ctx.save_for_backward(x, weight, gamma, count, hat, y, scale)
@@ -148,10 +197,6 @@ class _Stage(torch.autograd.Function):
         grad = grad.contiguous()
         ctx.library.gin_stage_backward(
             *map(ctypes.c_int64, x.shape[:2]),
-            *_pointers(x, weight, gamma, count, hat, y, scale, grad, dx, dw, d_bias, d_gamma, d_beta),
+            *pointers(x, weight, gamma, count, hat, y, scale, grad, dx, dw, d_bias, d_gamma, d_beta),
         )
         return None, dx, None, dw, d_bias, d_gamma, d_beta
-
-
-def _pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
-    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]

@@ -1,0 +1,30 @@
+"""Adam of all replicas in one pass over their rows, in C++; the plain twin is ``nsr.training.replicas.adam_rows``."""
+
+import ctypes
+from pathlib import Path
+
+from torch import Tensor
+
+from nsr.training.native import load_library, pointers
+
+_SOURCE = Path(__file__).with_name("adam_native.cpp")
+
+
+def adam_rows(
+    weights: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    steps: Tensor,
+    rate: Tensor,
+    weight_decay: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """See :func:`nsr.training.replicas.adam_rows`."""
+    seen = [1 - beta ** steps.item() for beta in betas]
+    load_library(_SOURCE).adam(
+        *map(ctypes.c_int64, weights.shape),
+        *pointers(weights, gradient, first, second, rate),
+        *map(ctypes.c_float, (*seen, weight_decay, *betas, eps)),
+    )

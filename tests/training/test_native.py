@@ -4,6 +4,7 @@ import ctypes
 from pathlib import Path
 
 import pytest
+import torch
 
 from nsr.training import native
 
@@ -48,7 +49,7 @@ def test_another_definition_or_source_is_another_library(source: Path, tmp_path:
 
 def test_a_refused_file_leaves_nothing_and_says_why(source: Path, tmp_path: Path) -> None:
     source.write_text("this is no C++")
-    with pytest.raises(RuntimeError, match=r"cannot compile answer\.cpp:\n(.|\n)*this"):
+    with pytest.raises(RuntimeError, match=r"cannot compile .*answer\.cpp:\n(.|\n)*this"):
         load(source, "ANSWER=1")
     assert libraries(tmp_path) == []
 
@@ -58,3 +59,9 @@ def test_no_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert native.compiler() is None
     with pytest.raises(RuntimeError, match="install g\\+\\+"):
         load(source, "ANSWER=1")
+
+
+def test_denormal_numbers_stay_what_they_are(source: Path) -> None:
+    small = torch.full((64,), 1e-40)
+    assert load(source, "ANSWER=1").answer() == 1
+    assert (small * 0.5 > 0).all()

@@ -13,13 +13,16 @@ import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
 from nsr.training.whole_file import replacing
 
-# Sums may be taken in any order and mathematical functions a vector at a time; nothing here relies on infinities.
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC")
+# Sums may be taken in any order and mathematical functions a vector at a time; nothing here relies on infinities. Not
+# for the linker: a library linked with -ffast-math takes denormal numbers away from the whole process that loads it.
+_COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC")
+_LINK = ("-shared", "-fopenmp")
 _SECONDS = 300
 
 
@@ -42,23 +45,23 @@ def load_library(source: Path, definitions: Sequence[str] = ()) -> ctypes.CDLL:
     cxx = compiler()
     if cxx is None:
         raise RuntimeError(f"{source.name} needs a C++ compiler: install g++, or name one in $CXX.")
-    flags = [*_FLAGS, *_vectors(), *(f"-D{definition}" for definition in definitions)]
+    flags = [*_COMPILE, *_vectors(), *(f"-D{definition}" for definition in definitions)]
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
-    made_from = [source.read_text(), cxx, version, *flags, platform.machine(), _processor()]
+    made_from = [source.read_text(), cxx, version, *flags, *_LINK, platform.machine(), _processor()]
     name = hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:16]
     library = _cache_folder() / f"{source.stem}-{name}.so"
     if not library.is_file():
-        with replacing(library) as partial:
-            done = subprocess.run(
-                [cxx, *flags, "-o", str(partial), str(source)],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_SECONDS,
-            )
-            if done.returncode:
-                raise RuntimeError(f"{cxx} cannot compile {source.name}:\n{done.stderr[-2000:]}")
+        with replacing(library) as partial, TemporaryDirectory() as folder:
+            compiled = Path(folder) / "compiled.o"
+            _call([cxx, *flags, "-c", "-o", str(compiled), str(source)])
+            _call([cxx, *_LINK, "-o", str(partial), str(compiled)])
     return ctypes.CDLL(str(library))
+
+
+def _call(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} cannot compile {command[-1]}:\n{done.stderr[-2000:]}")
 
 
 def pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:

@@ -1,6 +1,7 @@
 """C++ that is compiled where it runs: once, whole or not at all, with a clear word where it cannot be."""
 
 import ctypes
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,7 @@ def libraries(tmp_path: Path) -> list[Path]:
 
 
 def load(source: Path, definition: str) -> ctypes.CDLL:
-    native.load_library.cache_clear()  # as another process would
-    return native.load_library(source, (definition,))
+    return native.compiled(source, (definition,))
 
 
 def test_compiled_once(source: Path, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_another_definition_or_source_is_another_library(source: Path, tmp_path:
 
 def test_a_refused_file_leaves_nothing_and_says_why(source: Path, tmp_path: Path) -> None:
     source.write_text("this is no C++")
-    with pytest.raises(RuntimeError, match=r"cannot compile .*answer\.cpp:\n(.|\n)*this"):
+    with pytest.raises(native.CannotCompileError, match=r"cannot compile .*answer\.cpp:\n(.|\n)*this"):
         load(source, "ANSWER=1")
     assert libraries(tmp_path) == []
 
@@ -57,8 +57,38 @@ def test_a_refused_file_leaves_nothing_and_says_why(source: Path, tmp_path: Path
 def test_no_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert native.compiler() is None
-    with pytest.raises(RuntimeError, match="install g\\+\\+"):
+    with pytest.raises(native.CannotCompileError, match="install g\\+\\+"):
         load(source, "ANSWER=1")
+
+
+@pytest.fixture
+def another_process() -> Iterator[None]:
+    """One that has loaded nothing yet."""
+    native.load_library.cache_clear()
+    yield
+    native.load_library.cache_clear()
+
+
+def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch, another_process: None) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert native.load_library("adam") is None
+
+
+def test_a_compiler_that_refuses_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, another_process: None
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")  # it refuses everything
+    with pytest.warns(UserWarning, match="cannot compile .*adam.cpp(.|\n)*Plain operators"):
+        assert native.load_library("adam") is None
+
+
+def test_what_a_file_includes_counts(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "answer.h").write_text("#define ANSWER 7")
+    source.write_text('#include "answer.h"\n' + ANSWER)
+    assert native.compiled(source).answer() == 7
+    (tmp_path / "answer.h").write_text("#define ANSWER 8")
+    assert native.compiled(source).answer() == 8
 
 
 def test_denormal_numbers_stay_what_they_are(source: Path) -> None:

@@ -84,5 +84,5 @@ def test_taken_on_a_cpu_where_there_is_a_compiler(compared: Any, monkeypatch: py
     assert not isinstance(parts(backbone="gcn", variant="raw-source"), NativeParts)
     assert not isinstance(parts(backbone="gcn", variant="nsr", width=8), NativeParts)
     assert not isinstance(parts(torch.float64, backbone="gcn", variant="nsr"), NativeParts)
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(tree, "tree_library", lambda _: None)
     assert not isinstance(parts(backbone="gcn", variant="nsr"), NativeParts)

@@ -21,7 +21,7 @@ from nsr.training.replicas import Replicas, adam_rows
 from nsr.training.tree_batches import grouped, sampled
 from nsr.training.tree_fused import FusedParts
 from nsr.training.tree_model import Parts, TreeModel, kind_of
-from nsr.training.tree_native import NativeParts
+from nsr.training.tree_native import NativeParts, tree_library
 
 SEEDS = (1, 2)
 
@@ -35,7 +35,9 @@ def kernels(model: GraphModel, replicas: Replicas) -> Parts:
 
 def native(model: GraphModel, replicas: Replicas) -> Parts:
     """C++."""
-    return NativeParts(kind_of(model), replicas, len(model.layers), model.head.in_features)
+    library = tree_library(model.head.in_features)
+    assert library is not None
+    return NativeParts(kind_of(model), replicas, len(model.layers), library)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Adam of all replicas in one pass over their rows, in C++; the plain twin is ``nsr.training.replicas.adam_rows``."""
 
 import ctypes
-from pathlib import Path
 
 from torch import Tensor
 
 from nsr.training.native import load_library, pointers
 
-_SOURCE = Path(__file__).with_name("adam_native.cpp")
+
+def available() -> bool:
+    """Whether it can be compiled here."""
+    return load_library("adam") is not None
 
 
 def adam_rows(
@@ -22,8 +24,10 @@ def adam_rows(
     eps: float,
 ) -> None:
     """See :func:`nsr.training.replicas.adam_rows`."""
+    library = load_library("adam")
+    assert library is not None, "ask available() first"
     seen = [1 - beta ** steps.item() for beta in betas]
-    load_library(_SOURCE).adam(
+    library.adam(
         *map(ctypes.c_int64, weights.shape),
         *pointers(weights, gradient, first, second, rate),
         *map(ctypes.c_float, (*seen, weight_decay, *betas, eps)),

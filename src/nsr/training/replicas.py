@@ -20,7 +20,6 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 from nsr.training import adam_native
-from nsr.training.native import compiler
 from nsr.training.replica_linears import bias_in_products
 
 # Each tensor starts on a 64-byte boundary of its row, as matrix products like it.
@@ -151,7 +150,7 @@ class Replicas:
             from nsr.training import adam_kernel
 
             return adam_kernel.adam_rows
-        if self.rows.device.type == "cpu" and self.rows.dtype == torch.float32 and compiler() is not None:
+        if self.rows.device.type == "cpu" and self.rows.dtype == torch.float32 and adam_native.available():
             return adam_native.adam_rows
         return adam_rows
 

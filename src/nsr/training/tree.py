@@ -14,7 +14,6 @@ from nsr.data.tree import TreeTask
 from nsr.graph.models import GraphModel
 from nsr.training import loop
 from nsr.training.capture import CapturedStep
-from nsr.training.native import compiler
 from nsr.training.noise import key_of, permutation
 from nsr.training.plateau import Plateau, PlateauRule
 from nsr.training.progress import Watch, nobody
@@ -22,7 +21,7 @@ from nsr.training.replicas import Replicas
 from nsr.training.tree_batches import Queries, grouped, sampled
 from nsr.training.tree_layer import fusible
 from nsr.training.tree_model import Parts, TreeModel, kind_of
-from nsr.training.tree_native import NativeParts
+from nsr.training.tree_native import NativeParts, tree_library
 
 # The paper's effective batches. One step with the whole batch is its gradient accumulation, but for GIN's BatchNorm.
 BATCH = {2: 64, 3: 64, 4: 1024, 5: 1024, 6: 1024, 7: 2048, 8: 2048}
@@ -225,9 +224,8 @@ def _fast_parts(model: GraphModel, replicas: Replicas) -> Parts | None:
         from nsr.training.tree_fused import FusedParts  # needs Triton
 
         return FusedParts(kind, replicas, len(model.layers))
-    if compiler() is None:
-        return None
-    return NativeParts(kind, replicas, len(model.layers), width)
+    library = tree_library(width)
+    return None if library is None else NativeParts(kind, replicas, len(model.layers), library)
 
 
 def _stack(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:

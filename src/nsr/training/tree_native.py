@@ -1,7 +1,6 @@
-"""The model on trees in C++: the fast twin of ``PlainParts`` on a CPU; see ``tree_native.cpp``."""
+"""The model on trees in C++: the fast twin of ``PlainParts`` on a CPU; see ``native/tree.cpp``."""
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +13,6 @@ from nsr.training.tree_layer import LayerKind, Weights, host_update, track
 from nsr.training.tree_plan import LayerPlan
 from nsr.training.tree_sections import PLACES, layer_sections
 
-_SOURCE = Path(__file__).with_name("tree_native.cpp")
-
 
 class NativeParts:
     """See :class:`nsr.training.tree_model.Parts`; each layer reads the section of its weights.
@@ -24,12 +21,12 @@ class NativeParts:
         kind: Of the layers.
         replicas: The model; the gradients of what the layers read are taken in sections.
         layers: How many.
-        width: ``D``.
+        library: Of the model's width, see :func:`tree_library`.
     """
 
-    def __init__(self, kind: LayerKind, replicas: Replicas, layers: int, width: int) -> None:
+    def __init__(self, kind: LayerKind, replicas: Replicas, layers: int, library: ctypes.CDLL) -> None:
         self.kind, self.gin = kind, kind.backbone == "gin"
-        self.library = tree_library(width)
+        self.library = library
         self.sections = layer_sections(kind, replicas, layers)
 
     def encode(self, weights: Weights, batch: Queries) -> Tensor:
@@ -67,10 +64,11 @@ class NativeParts:
         )
 
 
-def tree_library(width: int) -> ctypes.CDLL:
-    """The compiled layers of a width."""
-    library = load_library(_SOURCE, (f"NSR_WIDTH={width}",))
-    library.tree_layer_saved_size.restype = ctypes.c_int64
+def tree_library(width: int) -> ctypes.CDLL | None:
+    """The functions for models of a width, where they can be compiled."""
+    library = load_library("tree", (f"NSR_WIDTH={width}",))
+    if library is not None:
+        library.tree_layer_saved_size.restype = ctypes.c_int64
     return library
 
 

@@ -1,34 +1,22 @@
-// The model on trees on a CPU, forward and backward; names follow tree_model.py and tree_layer.py, the plain twins.
+// One layer on trees, forward and backward; names follow tree_layer.py, its plain twin.
 //
 // A layer of width 32 is some forty small operators forward and ninety backward, whose time is that of calling them.
-// Here the rows of a block of nodes stay in the cache from the gathered states to the result. A replica is one thread's
-// work.
+// Here the rows of a block of nodes stay in the cache from the gathered states to the result.
 //
 // With W1 = [Ws | Wd | Wz] the gate's hidden layer is  Ws x_i + Wd x_0 + Wz z_i + b1 = a_i + q - s_i e,  where
 //     m = W x and a = (Ws + Wz W) x   are made once a row that is read,
 //     q = Wd x_0 + b1 and e = Wz u    once a node, u = sum_i s_i m_i, z_i = m_i - s_i u.
 // Member 0 is the node itself, 1 and 2 are its children; s are the coefficients t at unit length.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <vector>
+#pragma once
+
+#include "rows.h"
 
 namespace {
 
-constexpr int D = NSR_WIDTH;
-constexpr int LANES = 16;
-constexpr int VECTORS = D / LANES;
 constexpr int BLOCK = 32;  // nodes
-constexpr float EPS = 1e-5f;
-static_assert(D % LANES == 0, "a row is whole vectors");
 
-typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
-using Row = float[D];
-using Matrix = float[D][D];
-
-// Where matrices and vectors begin in a replica's weights; -1 for what the layer does not have.
+// Where matrices and vectors begin in a replica's weights, in the order of PLACES in tree_sections.py; 0 for what it does not have.
 struct Places {
     int64_t message, hidden, hidden_bias, gate, gate_bias, norm, norm_bias, first, first_bias, second, second_bias;
     int64_t conv, conv_bias, root, update, update_bias;
@@ -38,130 +26,6 @@ struct Layer {
     int64_t replicas, read, nodes, first_pair, pairs, own_moves;  // rows that are read, rows that are made
     int64_t weight_stride, copies, branch, host, sage;
     Places at;
-};
-
-// y[n] (+)= sum_k x[n][k] w[k]
-template <int ROWS>
-inline void multiply_rows(Row* y, const Row* x, const Matrix& w, bool add) {
-    Vector sum[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < VECTORS; ++v) sum[r][v] = add ? reinterpret_cast<const Vector*>(y[r])[v] : Vector{};
-    for (int k = 0; k < D; ++k) {
-        const Vector* row = reinterpret_cast<const Vector*>(w[k]);
-        for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < VECTORS; ++v) sum[r][v] += x[r][k] * row[v];
-    }
-    for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < VECTORS; ++v) reinterpret_cast<Vector*>(y[r])[v] = sum[r][v];
-}
-
-void multiply(Row* y, const Row* x, const Matrix& w, int64_t rows, bool add = false) {
-    int64_t r = 0;
-    for (; r + 8 <= rows; r += 8) multiply_rows<8>(y + r, x + r, w, add);
-    for (; r < rows; ++r) multiply_rows<1>(y + r, x + r, w, add);
-}
-
-// dw[j] += sum_n dy[n][j] x[n], the gradient of W in y = x W^T
-void outer(Matrix& dw, const Row* dy, const Row* x, int64_t rows) {
-    constexpr int HEIGHT = 8;
-    for (int j = 0; j < D; j += HEIGHT) {
-        Vector sum[HEIGHT][VECTORS];
-        for (int h = 0; h < HEIGHT; ++h)
-            for (int v = 0; v < VECTORS; ++v) sum[h][v] = reinterpret_cast<const Vector*>(dw[j + h])[v];
-        for (int64_t n = 0; n < rows; ++n) {
-            const Vector* row = reinterpret_cast<const Vector*>(x[n]);
-            for (int h = 0; h < HEIGHT; ++h)
-                for (int v = 0; v < VECTORS; ++v) sum[h][v] += dy[n][j + h] * row[v];
-        }
-        for (int h = 0; h < HEIGHT; ++h)
-            for (int v = 0; v < VECTORS; ++v) reinterpret_cast<Vector*>(dw[j + h])[v] = sum[h][v];
-    }
-}
-
-void add_rows(float* sum, const Row* x, int64_t rows) {
-    for (int64_t n = 0; n < rows; ++n)
-        for (int d = 0; d < D; ++d) sum[d] += x[n][d];
-}
-
-// Matrices among the weights, as they stand (for gradients) or the other way round (for y = x W^T).
-void load(Matrix& to, const float* from, int64_t stride, bool transposed) {
-    for (int i = 0; i < D; ++i)
-        for (int j = 0; j < D; ++j) (transposed ? to[j][i] : to[i][j]) = from[i * stride + j];
-}
-
-void add_matrix(float* to, const Matrix& from, int64_t stride) {
-    for (int i = 0; i < D; ++i)
-        for (int j = 0; j < D; ++j) to[i * stride + j] += from[i][j];
-}
-
-void set_rows(Row* y, const float* bias, int64_t rows) {
-    for (int64_t n = 0; n < rows; ++n)
-        for (int d = 0; d < D; ++d) y[n][d] = bias[d];
-}
-
-inline float cdf(float x) { return 0.5f * (1.0f + erff(x * 0.70710678f)); }
-inline float density(float x) { return 0.39894228f * expf(-0.5f * x * x); }
-
-void gelu(float* y, const float* x, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) y[i] = x[i] * cdf(x[i]);
-}
-
-// GELU of x, and its slope there.
-void gelu_and_slope(float* y, float* slope, const float* x, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-        const float share = cdf(x[i]);
-        y[i] = x[i] * share;
-        slope[i] = share + x[i] * density(x[i]);
-    }
-}
-
-void sigmoid(float* x, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) x[i] = 1.0f / (1.0f + expf(-x[i]));
-}
-
-// (x - mean) / std of each row, in place; 1 / std.
-void normalise(Row* x, float* scale, int64_t rows) {
-    for (int64_t n = 0; n < rows; ++n) {
-        float mean = 0, variance = 0;
-        for (int d = 0; d < D; ++d) mean += x[n][d];
-        mean /= D;
-        for (int d = 0; d < D; ++d) x[n][d] -= mean;
-        for (int d = 0; d < D; ++d) variance += x[n][d] * x[n][d];
-        scale[n] = 1.0f / std::sqrt(variance / D + EPS);
-        for (int d = 0; d < D; ++d) x[n][d] *= scale[n];
-    }
-}
-
-// The gradient of x from that of its normed rows, in place.
-void normalise_back(Row* grad, const Row* hat, const float* scale, int64_t rows) {
-    for (int64_t n = 0; n < rows; ++n) {
-        float mean = 0, along = 0;
-        for (int d = 0; d < D; ++d) mean += grad[n][d], along += grad[n][d] * hat[n][d];
-        mean /= D, along /= D;
-        for (int d = 0; d < D; ++d) grad[n][d] = scale[n] * (grad[n][d] - mean - hat[n][d] * along);
-    }
-}
-
-void scale_and_shift(Row* y, const Row* hat, const float* weight, const float* bias, int64_t rows) {
-    for (int64_t n = 0; n < rows; ++n)
-        for (int d = 0; d < D; ++d) y[n][d] = hat[n][d] * weight[d] + bias[d];
-}
-
-// Gradients of weight and bias; grad becomes that of the normed rows.
-void scale_and_shift_back(Row* grad, const Row* hat, const float* weight, float* d_weight, float* d_bias, int64_t rows) {
-    for (int64_t n = 0; n < rows; ++n)
-        for (int d = 0; d < D; ++d) {
-            d_weight[d] += grad[n][d] * hat[n][d];
-            d_bias[d] += grad[n][d];
-            grad[n][d] *= weight[d];
-        }
-}
-
-// Rows on the heap.
-struct Table {
-    std::vector<float> values;
-    explicit Table(int64_t rows = BLOCK) : values(rows * D, 0.0f) {}
-    operator Row*() { return reinterpret_cast<Row*>(values.data()); }
 };
 
 // What the backward pass takes from the forward pass, a block of nodes at a time. Of `count` nodes the members stand
@@ -364,7 +228,7 @@ class Forward {
     Weights weights;
     Members found;
     Table sources;  // a of each row that is read
-    Table aggregate, own, u, target, shift, normed;
+    Table aggregate{BLOCK}, own{BLOCK}, u{BLOCK}, target{BLOCK}, shift{BLOCK}, normed{BLOCK};
     Table z{3 * BLOCK}, active{3 * BLOCK};
 };
 
@@ -527,248 +391,10 @@ class Backward {
     Weights weights, d = {};  // d: gradients, added to dw at the end
     Members found;
     Table d_messages, d_sources;  // of each row that is read
-    Table aggregate, own, u, normed, d_inner, d_sum, d_target, d_shift, d_u, d_aggregate, d_own;
+    Table aggregate{BLOCK}, own{BLOCK}, u{BLOCK}, normed{BLOCK}, d_inner{BLOCK}, d_sum{BLOCK}, d_target{BLOCK};
+    Table d_shift{BLOCK}, d_u{BLOCK}, d_aggregate{BLOCK}, d_own{BLOCK};
     Table z{3 * BLOCK}, active{3 * BLOCK}, slope{3 * BLOCK}, d_logits{3 * BLOCK}, d_hidden{3 * BLOCK};
     Table d_residuals{3 * BLOCK};
 };
 
-// One stage of GIN's conv, y = ReLU(BatchNorm(x W^T + b)), over rows that count as often as `count` says.
-void stage_forward(
-    int64_t rows, const Row* x, const float* w, const float* bias, const float* gamma, const float* beta,
-    const float* count, Row* hat, Row* y, float* mean, float* variance, float* scale
-) {
-    Matrix weight;
-    load(weight, w, D, true);
-    set_rows(hat, bias, rows);
-    multiply(hat, x, weight, rows, true);
-    double total = 0, sum[D] = {}, squares[D] = {};  // thousands of rows: single precision would cost three digits
-    for (int64_t n = 0; n < rows; ++n) {
-        total += count[n];
-        for (int d = 0; d < D; ++d) sum[d] += count[n] * hat[n][d];
-    }
-    for (int d = 0; d < D; ++d) mean[d] = sum[d] / total;
-    for (int64_t n = 0; n < rows; ++n)
-        for (int d = 0; d < D; ++d) {
-            hat[n][d] -= mean[d];
-            squares[d] += count[n] * hat[n][d] * hat[n][d];
-        }
-    for (int d = 0; d < D; ++d) variance[d] = squares[d] / total;
-    for (int d = 0; d < D; ++d) scale[d] = 1.0f / std::sqrt(variance[d] + EPS);
-    for (int64_t n = 0; n < rows; ++n)
-        for (int d = 0; d < D; ++d) {
-            hat[n][d] *= scale[d];
-            y[n][d] = std::max(0.0f, hat[n][d] * gamma[d] + beta[d]);
-        }
-}
-
-void stage_backward(
-    int64_t rows, const Row* x, const float* w, const float* gamma, const float* count, const Row* hat, const Row* y,
-    const float* scale, const Row* grad, Row* dx, float* dw, float* d_bias, float* d_gamma, float* d_beta
-) {
-    float total = 0;
-    for (int64_t n = 0; n < rows; ++n) total += count[n];
-    Table d_linear(rows);
-    std::fill_n(d_gamma, D, 0.0f);
-    std::fill_n(d_beta, D, 0.0f);
-    std::fill_n(d_bias, D, 0.0f);
-    for (int64_t n = 0; n < rows; ++n)
-        for (int d = 0; d < D; ++d) {
-            const float g = y[n][d] > 0 ? grad[n][d] : 0.0f;
-            d_linear[n][d] = g;
-            d_gamma[d] += g * hat[n][d];
-            d_beta[d] += g;
-        }
-    for (int64_t n = 0; n < rows; ++n)  // mean and variance depend on a row as often as it counts
-        for (int d = 0; d < D; ++d)
-            d_linear[n][d] = gamma[d] * scale[d]
-                * (d_linear[n][d] - count[n] / total * (d_beta[d] + hat[n][d] * d_gamma[d]));
-    Matrix weight, d_weight = {};
-    load(weight, w, D, false);
-    multiply(dx, d_linear, weight, rows);
-    outer(d_weight, d_linear, x, rows);
-    add_rows(d_bias, d_linear, rows);
-    std::memcpy(dw, d_weight, sizeof(Matrix));
-}
-
-// The rows before the first layer: one-hot key and value through a linear layer, w [D, 2 (L + 1)], as sums of columns.
-void encode_forward(
-    int64_t places, int64_t leaves, const float* w, const float* bias, const int64_t* values, Row* rows
-) {
-    const int64_t columns = 2 * (leaves + 1);
-    Table table(columns);  // keys with the bias, then values
-    for (int d = 0; d < D; ++d)
-        for (int64_t c = 0; c < columns; ++c) table[c][d] = w[d * columns + c] + (c <= leaves ? bias[d] : 0.0f);
-    const Row *keys = table, *by_value = table + leaves + 1;
-    for (int64_t place = 0; place < places; ++place) {
-        const Row &key = keys[place % leaves + 1], &value = by_value[values[place] + 1];
-        for (int d = 0; d < D; ++d) rows[place][d] = key[d] + value[d];
-    }
-    for (int64_t key = 0; key <= leaves; ++key)  // the blank, then the roots of all queries
-        for (int d = 0; d < D; ++d) rows[places + key][d] = keys[key][d] + by_value[0][d];
-}
-
-void encode_backward(
-    int64_t places, int64_t leaves, const int64_t* values, const Row* grad, float* dw, float* d_bias
-) {
-    const int64_t columns = 2 * (leaves + 1);
-    Table table(columns);
-    Row *keys = table, *by_value = table + leaves + 1;
-    const auto add = [](Row& to, const Row& x) {
-        for (int d = 0; d < D; ++d) to[d] += x[d];
-    };
-    for (int64_t place = 0; place < places; ++place) {
-        add(keys[place % leaves + 1], grad[place]);
-        add(by_value[values[place] + 1], grad[place]);
-    }
-    for (int64_t key = 0; key <= leaves; ++key) {
-        add(keys[key], grad[places + key]);
-        add(by_value[0], grad[places + key]);
-    }
-    std::fill_n(d_bias, D, 0.0f);
-    add_rows(d_bias, keys, leaves + 1);
-    for (int d = 0; d < D; ++d)
-        for (int64_t c = 0; c < columns; ++c) dw[d * columns + c] = table[c][d];
-}
-
-// Mean cross-entropy of the pairs that count and the number of right answers; the gradients of the first with it.
-void head_and_loss(
-    int64_t pairs, int64_t leaves, const Row* roots, const float* w, const float* bias, const int64_t* label,
-    const float* count, float* loss, float* right, Row* d_roots, float* dw, float* d_bias
-) {
-    std::vector<float> by_input(D * leaves), logits(leaves);
-    for (int64_t c = 0; c < leaves; ++c)
-        for (int k = 0; k < D; ++k) by_input[k * leaves + c] = w[c * D + k];
-    double sum = 0;
-    float total = 0, correct = 0;
-    for (int64_t n = 0; n < pairs; ++n) total += count[n];
-    std::fill_n(dw, leaves * D, 0.0f);
-    std::fill_n(d_bias, leaves, 0.0f);
-    for (int64_t n = 0; n < pairs; ++n) {
-        const Row& x = roots[n];
-        Row& dx = d_roots[n];
-        for (int64_t c = 0; c < leaves; ++c) logits[c] = bias[c];
-        for (int k = 0; k < D; ++k)
-            for (int64_t c = 0; c < leaves; ++c) logits[c] += x[k] * by_input[k * leaves + c];
-        const int64_t best = std::max_element(logits.begin(), logits.end()) - logits.begin();
-        const float highest = logits[best], of_label = logits[label[n]];
-        float below = 0;
-        for (int64_t c = 0; c < leaves; ++c) {
-            logits[c] = expf(logits[c] - highest);
-            below += logits[c];
-        }
-        sum += count[n] * (std::log(below) + highest - of_label);
-        correct += best == label[n] ? count[n] : 0.0f;
-        for (int64_t c = 0; c < leaves; ++c) logits[c] *= count[n] / (total * below);  // from here on: gradients
-        logits[label[n]] -= count[n] / total;
-        for (int k = 0; k < D; ++k) dx[k] = 0;
-        for (int64_t c = 0; c < leaves; ++c) {
-            d_bias[c] += logits[c];
-            for (int k = 0; k < D; ++k) {
-                dx[k] += logits[c] * w[c * D + k];
-                dw[c * D + k] += logits[c] * x[k];
-            }
-        }
-    }
-    *loss = sum / total;
-    *right = correct;
-}
-
 }  // namespace
-
-extern "C" {
-
-// Numbers that a replica leaves for the backward pass.
-int64_t tree_layer_saved_size(int64_t nodes) { return (nodes + BLOCK - 1) / BLOCK * (sizeof(Saved) / sizeof(float)); }
-
-void tree_layer_forward(
-    const Layer* layer, const Row* rows, const int32_t* members, const float* t, const int64_t* place, const float* w,
-    Row* out, Row* aggregates, Row* messages, float* saved
-) {
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < layer->replicas; ++r) {
-        const Input in{
-            rows + r * layer->read, members, t, place + r * 3 * layer->pairs, w + r * layer->weight_stride
-        };
-        auto* kept = reinterpret_cast<Saved*>(saved + r * tree_layer_saved_size(layer->nodes));
-        Forward(*layer, in, out + r * layer->nodes, aggregates + r * layer->nodes, messages + r * layer->read, kept).run();
-    }
-}
-
-// Writes d_rows; adds to dw, which has `weights` numbers a replica.
-void tree_layer_backward(
-    const Layer* layer, const Row* rows, const int32_t* members, const float* t, const int64_t* place, const float* w,
-    const Row* messages, const float* saved, const Row* grad, const Row* d_aggregates, Row* d_rows, float* dw,
-    int64_t weights
-) {
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < layer->replicas; ++r) {
-        const Input in{
-            rows + r * layer->read, members, t, place + r * 3 * layer->pairs, w + r * layer->weight_stride
-        };
-        const auto* kept = reinterpret_cast<const Saved*>(saved + r * tree_layer_saved_size(layer->nodes));
-        Backward(
-            *layer, in, messages + r * layer->read, kept, grad + r * layer->nodes, d_aggregates + r * layer->nodes,
-            d_rows + r * layer->read, dw + r * weights
-        ).run();
-    }
-}
-
-// Of each replica: x, hat and y [rows], weights and moments at their strides of whole matrices and rows.
-void gin_stage_forward(
-    int64_t replicas, int64_t rows, const Row* x, const float* w, const Row* bias, const Row* gamma, const Row* beta,
-    const float* count, Row* hat, Row* y, Row* mean, Row* variance, Row* scale
-) {
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < replicas; ++r)
-        stage_forward(
-            rows, x + r * rows, w + r * D * D, bias[r], gamma[r], beta[r], count + r * rows, hat + r * rows,
-            y + r * rows, mean[r], variance[r], scale[r]
-        );
-}
-
-void gin_stage_backward(
-    int64_t replicas, int64_t rows, const Row* x, const float* w, const Row* gamma, const float* count, const Row* hat,
-    const Row* y, const Row* scale, const Row* grad, Row* dx, float* dw, Row* d_bias, Row* d_gamma, Row* d_beta
-) {
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < replicas; ++r)
-        stage_backward(
-            rows, x + r * rows, w + r * D * D, gamma[r], count + r * rows, hat + r * rows, y + r * rows, scale[r],
-            grad + r * rows, dx + r * rows, dw + r * D * D, d_bias[r], d_gamma[r], d_beta[r]
-        );
-}
-
-void tree_encode_forward(
-    int64_t replicas, int64_t places, int64_t leaves, const float* w, const Row* bias, const int64_t* values, Row* rows
-) {
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < replicas; ++r)
-        encode_forward(
-            places, leaves, w + r * D * 2 * (leaves + 1), bias[r], values + r * places, rows + r * (places + leaves + 1)
-        );
-}
-
-void tree_encode_backward(
-    int64_t replicas, int64_t places, int64_t leaves, const int64_t* values, const Row* grad, float* dw, Row* d_bias
-) {
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < replicas; ++r)
-        encode_backward(
-            places, leaves, values + r * places, grad + r * (places + leaves + 1), dw + r * D * 2 * (leaves + 1),
-            d_bias[r]
-        );
-}
-
-// The roots are the last of `rows` rows.
-void tree_head_and_loss(
-    int64_t replicas, int64_t rows, int64_t pairs, int64_t leaves, const Row* x, const float* w, const float* bias,
-    const int64_t* label, const float* count, float* loss, float* right, Row* d_roots, float* dw, float* d_bias
-) {
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < replicas; ++r)
-        head_and_loss(
-            pairs, leaves, x + (r + 1) * rows - pairs, w + r * leaves * D, bias + r * leaves, label + r * pairs,
-            count + r * pairs, loss + r, right + r, d_roots + r * pairs, dw + r * leaves * D, d_bias + r * leaves
-        );
-}
-}

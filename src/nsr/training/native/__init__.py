@@ -1,7 +1,8 @@
-"""C++ of ours, compiled where it runs and for what it runs on.
+"""C++ of ours, compiled where it runs and for what it runs on: fast paths on a CPU, each with a plain PyTorch twin.
 
 A library is compiled once, in seconds, into the user's cache folder; its name is a hash of all that it is made from, so
-another source, compiler or processor makes another one. It knows plain pointers alone, and nothing of torch.
+another source, compiler or processor makes another one. It knows plain pointers alone, and nothing of torch. Where
+there is no compiler, or where it refuses, the plain twins compute the same, three to four times as slowly.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +26,7 @@ from nsr.training.whole_file import replacing
 _COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC")
 _LINK = ("-shared", "-fopenmp")
 _SECONDS = 300
+_FOLDER = Path(__file__).parent
 
 
 def compiler() -> str | None:
@@ -32,36 +35,52 @@ def compiler() -> str | None:
 
 
 @cache
-def load_library(source: Path, definitions: Sequence[str] = ()) -> ctypes.CDLL:
-    """The library of one C++ file.
+def load_library(name: str, definitions: Sequence[str] = ()) -> ctypes.CDLL | None:
+    """A library, or ``None`` where there is no compiler; where the compiler refuses, a warning says why.
 
     Args:
-        source: The file.
+        name: Of the C++ file in this folder, without its ending.
         definitions: Of the preprocessor, such as ``"NSR_WIDTH=32"``.
+    """
+    try:
+        return compiled(_FOLDER / f"{name}.cpp", definitions)
+    except CannotCompileError as error:
+        if compiler() is not None:
+            warnings.warn(f"{error}\nPlain operators do its work, more slowly.", stacklevel=2)
+        return None
+
+
+class CannotCompileError(RuntimeError):
+    """There is no compiler, or it refuses the file."""
+
+
+def compiled(source: Path, definitions: Sequence[str] = ()) -> ctypes.CDLL:
+    """The library of one C++ file, which may include what lies beside it.
 
     Raises:
-        RuntimeError: There is no compiler, or it refuses the file.
+        CannotCompileError: See there.
     """
     cxx = compiler()
     if cxx is None:
-        raise RuntimeError(f"{source.name} needs a C++ compiler: install g++, or name one in $CXX.")
+        raise CannotCompileError(f"{source.name} needs a C++ compiler: install g++, or name one in $CXX.")
     flags = [*_COMPILE, *_vectors(), *(f"-D{definition}" for definition in definitions)]
-    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
-    made_from = [source.read_text(), cxx, version, *flags, *_LINK, platform.machine(), _processor()]
+    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
+    sources = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+    made_from = [*sources, cxx, version, *flags, *_LINK, platform.machine(), _processor()]
     name = hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:16]
     library = _cache_folder() / f"{source.stem}-{name}.so"
     if not library.is_file():
         with replacing(library) as partial, TemporaryDirectory() as folder:
-            compiled = Path(folder) / "compiled.o"
-            _call([cxx, *flags, "-c", "-o", str(compiled), str(source)])
-            _call([cxx, *_LINK, "-o", str(partial), str(compiled)])
+            unlinked = Path(folder) / "unlinked.o"
+            _call([cxx, *flags, "-c", "-o", str(unlinked), str(source)])
+            _call([cxx, *_LINK, "-o", str(partial), str(unlinked)])
     return ctypes.CDLL(str(library))
 
 
 def _call(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
     if done.returncode:
-        raise RuntimeError(f"{command[0]} cannot compile {command[-1]}:\n{done.stderr[-2000:]}")
+        raise CannotCompileError(f"{command[0]} cannot compile {command[-1]}:\n{done.stderr[-2000:]}")
 
 
 def pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:

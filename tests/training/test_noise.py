@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from nsr.training.noise import SeededDropout, key_of, mix, mixed_positions, permutation, seed_dropout, uniform_bits
+from nsr.training import native, noise_native
+from nsr.training.noise import (
+    SeededDropout,
+    key_of,
+    masked,
+    mix,
+    mixed_positions,
+    permutation,
+    seed_dropout,
+    uniform_bits,
+)
 
 
 def bits(seed: int, site: int = 0, step: int = 0, count: int = 100_000) -> torch.Tensor:
@@ -96,3 +106,14 @@ def test_the_kernel_makes_the_plain_mask() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("shape", [(3, 1001), (1, 1), (2, 0), (1, 70_000)])
+def test_dropout_in_cpp_is_the_plain_one_to_the_bit(shape: tuple[int, int], p: float) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    key = key_of(torch.arange(shape[0]), 5)
+    found = noise_native.masked(x, key, p)
+    assert found is not None
+    assert torch.equal(found, masked(x, key, p))

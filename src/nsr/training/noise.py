@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from nsr.training import noise_native
+
 M = TypeVar("M", bound=nn.Module)
 
 # Multipliers of two published integer mixers (murmur3's finaliser and Weyl's golden ratio), as signed 32-bit numbers.
@@ -92,11 +94,13 @@ def masked(x: Tensor, key: Tensor, p: float) -> Tensor:
 
 @torch.library.custom_op("nsr::seeded_dropout", mutates_args=())
 def _dropout(x: Tensor, key: Tensor, p: float) -> Tensor:
-    if not x.is_cuda or find_spec("triton") is None:
-        return masked(x, key, p)
-    from nsr.training import noise_kernel  # the dozen operations of the hash as one kernel
+    # the dozen operations of the hash as one
+    if x.is_cuda and find_spec("triton") is not None:
+        from nsr.training import noise_kernel
 
-    return noise_kernel.masked(x, key, p)
+        return noise_kernel.masked(x, key, p)
+    fast = noise_native.masked(x, key, p) if x.device.type == "cpu" and x.dtype == torch.float32 else None
+    return masked(x, key, p) if fast is None else fast
 
 
 @_dropout.register_fake

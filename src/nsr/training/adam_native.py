@@ -4,7 +4,7 @@ import ctypes
 
 from torch import Tensor
 
-from nsr.training.native import load_library, pointers
+from nsr.training.native import load_library, pointers, threads
 
 
 def available() -> bool:
@@ -28,6 +28,7 @@ def adam_rows(
     assert library is not None, "ask available() first"
     seen = [1 - beta ** steps.item() for beta in betas]
     library.adam(
+        threads(len(weights)),
         *map(ctypes.c_int64, weights.shape),
         *pointers(weights, gradient, first, second, rate),
         *map(ctypes.c_float, (*seen, weight_decay, *betas, eps)),

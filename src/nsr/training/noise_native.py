@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from nsr.training.native import load_library, pointers
+from nsr.training.native import load_library, pointers, threads
 
 
 def masked(x: Tensor, key: Tensor, p: float) -> Tensor | None:
@@ -15,6 +15,7 @@ def masked(x: Tensor, key: Tensor, p: float) -> Tensor | None:
         return None
     x, key, out = x.contiguous(), key.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
     library.seeded_dropout(
+        threads(len(x)),
         *map(ctypes.c_int64, x.shape),
         *pointers(x, key),
         ctypes.c_int32(round(p * 2**32) - 2**31),

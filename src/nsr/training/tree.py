@@ -224,7 +224,7 @@ def _fast_parts(model: GraphModel, replicas: Replicas) -> Parts | None:
         from nsr.training.tree_fused import FusedParts  # needs Triton
 
         return FusedParts(kind, replicas, len(model.layers))
-    library = tree_library(width)
+    library = tree_library(width) if rows.device.type == "cpu" else None
     return None if library is None else NativeParts(kind, replicas, len(model.layers), library)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsr.training.native import load_library, pointers
+from nsr.training.native import load_library, pointers, threads
 from nsr.training.replicas import Replicas
 from nsr.training.tree_batches import Queries
 from nsr.training.tree_layer import LayerKind, Weights, host_update, track
@@ -98,6 +98,7 @@ class _Layer(torch.autograd.Function):
         messages = torch.empty_like(rows) if layer.branch else out.new_empty(0)
         saved = out.new_empty(layer.replicas, library.tree_layer_saved_size(ctypes.c_int64(layer.nodes)))
         library.tree_layer_forward(
+            threads(layer.replicas),
             ctypes.byref(layer),
             *pointers(rows, plan.members, plan.coefficient, place, weights, out, aggregate, messages, saved),
         )
@@ -112,6 +113,7 @@ class _Layer(torch.autograd.Function):
         d_rows, d_weights = torch.empty_like(rows), torch.zeros_like(weights, memory_format=torch.contiguous_format)
         grad, d_aggregate = grad.contiguous(), d_aggregate.contiguous()
         ctx.library.tree_layer_backward(
+            threads(ctx.layer.replicas),
             ctypes.byref(ctx.layer),
             *pointers(rows, plan.members, plan.coefficient, place, weights, messages, saved),
             *pointers(grad, d_aggregate, d_rows, d_weights),
@@ -128,7 +130,9 @@ class _Encode(torch.autograd.Function):
         values, weight, bias = values.contiguous(), weight.contiguous(), bias.contiguous()
         ctx.sizes = (*values.shape, weight.shape[2] // 2 - 1)
         rows = bias.new_empty(values.shape[0], values.shape[1] + ctx.sizes[2] + 1, bias.shape[1])
-        library.tree_encode_forward(*map(ctypes.c_int64, ctx.sizes), *pointers(weight, bias, values, rows))
+        library.tree_encode_forward(
+            threads(len(values)), *map(ctypes.c_int64, ctx.sizes), *pointers(weight, bias, values, rows)
+        )
         ctx.library = library
         ctx.save_for_backward(values, weight, bias)
         return rows
@@ -137,7 +141,9 @@ class _Encode(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, weight, bias = ctx.saved_tensors
         grad, dw, d_bias = grad.contiguous(), torch.empty_like(weight), torch.empty_like(bias)
-        ctx.library.tree_encode_backward(*map(ctypes.c_int64, ctx.sizes), *pointers(values, grad, dw, d_bias))
+        ctx.library.tree_encode_backward(
+            threads(len(values)), *map(ctypes.c_int64, ctx.sizes), *pointers(values, grad, dw, d_bias)
+        )
         return None, None, dw, d_bias
 
 
@@ -153,6 +159,7 @@ class _HeadAndLoss(torch.autograd.Function):
         loss, right = rows.new_empty(replicas), rows.new_empty(replicas)
         gradients = (rows.new_empty(replicas, pairs, width), torch.empty_like(weight), torch.empty_like(bias))
         library.tree_head_and_loss(
+            threads(replicas),
             *map(ctypes.c_int64, (replicas, total, pairs, bias.shape[1])),
             *pointers(rows, weight, bias, label, count, loss, right, *gradients),
         )
@@ -179,6 +186,7 @@ class _Stage(torch.autograd.Function):
         hat, y = torch.empty_like(x), torch.empty_like(x)
         mean, variance, scale = (torch.empty_like(bias) for _ in range(3))
         library.gin_stage_forward(
+            threads(len(x)),
             *map(ctypes.c_int64, x.shape[:2]),
             *pointers(x, weight, bias, gamma, beta, count, hat, y, mean, variance, scale),
         )
@@ -194,6 +202,7 @@ class _Stage(torch.autograd.Function):
         d_bias, d_gamma, d_beta = (torch.empty_like(gamma) for _ in range(3))
         grad = grad.contiguous()
         ctx.library.gin_stage_backward(
+            threads(len(x)),
             *map(ctypes.c_int64, x.shape[:2]),
             *pointers(x, weight, gamma, count, hat, y, scale, grad, dx, dw, d_bias, d_gamma, d_beta),
         )

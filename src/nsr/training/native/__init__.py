@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 from torch import Tensor
 
 from nsr.training.whole_file import replacing
@@ -81,6 +82,11 @@ def _call(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
     if done.returncode:
         raise CannotCompileError(f"{command[0]} cannot compile {command[-1]}:\n{done.stderr[-2000:]}")
+
+
+def threads(replicas: int) -> ctypes.c_int:
+    """How many threads share out replicas: torch's setting, of which a library of ours knows nothing by itself."""
+    return ctypes.c_int(max(1, min(replicas, torch.get_num_threads())))
 
 
 def pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:

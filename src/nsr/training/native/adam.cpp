@@ -1,4 +1,4 @@
-// Adam on rows of weights, one a replica: a single pass where plain operators take twelve. See adam_rows in replicas.py.
+// Adam on rows of weights, one a replica: one pass where plain operators take twelve. See adam_rows in replicas.py.
 
 #include <cmath>
 #include <cstdint>
@@ -7,10 +7,10 @@ extern "C" {
 
 // `first_seen` and `second_seen` are 1 - beta^steps.
 void adam(
-    int64_t replicas, int64_t length, float* weights, const float* gradient, float* first, float* second,
+    int threads, int64_t replicas, int64_t length, float* weights, const float* gradient, float* first, float* second,
     const float* rate, float first_seen, float second_seen, float decay, float beta1, float beta2, float eps
 ) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < replicas; ++r) {
         const float size = rate[r] / first_seen;
         for (int64_t i = r * length; i < (r + 1) * length; ++i) {

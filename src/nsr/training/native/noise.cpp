@@ -20,9 +20,9 @@ extern "C" {
 
 // x / share where its bits are `least` or more, else 0; each row has a key.
 void seeded_dropout(
-    int64_t rows, int64_t length, const float* x, const int32_t* keys, int32_t least, float share, float* y
+    int threads, int64_t rows, int64_t length, const float* x, const int32_t* keys, int32_t least, float share, float* y
 ) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < rows; ++r) {
         const uint32_t key = keys[r];
         const float* from = x + r * length;

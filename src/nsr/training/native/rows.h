@@ -128,7 +128,9 @@ void scale_and_shift(Row* y, const Row* hat, const float* weight, const float* b
 }
 
 // Gradients of weight and bias; grad becomes that of the normed rows.
-void scale_and_shift_back(Row* grad, const Row* hat, const float* weight, float* d_weight, float* d_bias, int64_t rows) {
+void scale_and_shift_back(
+    Row* grad, const Row* hat, const float* weight, float* d_weight, float* d_bias, int64_t rows
+) {
     for (int64_t n = 0; n < rows; ++n)
         for (int d = 0; d < D; ++d) {
             d_weight[d] += grad[n][d] * hat[n][d];

@@ -1,4 +1,4 @@
-// The model on trees on a CPU, as functions over replicas; each replica is one thread's work.
+// The model on trees on a CPU, as functions over replicas, which are shared out among threads.
 
 #include "gin_stage.h"
 #include "tree_ends.h"
@@ -10,26 +10,28 @@ extern "C" {
 int64_t tree_layer_saved_size(int64_t nodes) { return (nodes + BLOCK - 1) / BLOCK * (sizeof(Saved) / sizeof(float)); }
 
 void tree_layer_forward(
-    const Layer* layer, const Row* rows, const int32_t* members, const float* t, const int64_t* place, const float* w,
-    Row* out, Row* aggregates, Row* messages, float* saved
+    int threads, const Layer* layer, const Row* rows, const int32_t* members, const float* t, const int64_t* place,
+    const float* w, Row* out, Row* aggregates, Row* messages, float* saved
 ) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < layer->replicas; ++r) {
         const Input in{
             rows + r * layer->read, members, t, place + r * 3 * layer->pairs, w + r * layer->weight_stride
         };
         auto* kept = reinterpret_cast<Saved*>(saved + r * tree_layer_saved_size(layer->nodes));
-        Forward(*layer, in, out + r * layer->nodes, aggregates + r * layer->nodes, messages + r * layer->read, kept).run();
+        Forward(
+            *layer, in, out + r * layer->nodes, aggregates + r * layer->nodes, messages + r * layer->read, kept
+        ).run();
     }
 }
 
 // Writes d_rows; adds to dw, which has `weights` numbers a replica.
 void tree_layer_backward(
-    const Layer* layer, const Row* rows, const int32_t* members, const float* t, const int64_t* place, const float* w,
-    const Row* messages, const float* saved, const Row* grad, const Row* d_aggregates, Row* d_rows, float* dw,
-    int64_t weights
+    int threads, const Layer* layer, const Row* rows, const int32_t* members, const float* t, const int64_t* place,
+    const float* w, const Row* messages, const float* saved, const Row* grad, const Row* d_aggregates, Row* d_rows,
+    float* dw, int64_t weights
 ) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < layer->replicas; ++r) {
         const Input in{
             rows + r * layer->read, members, t, place + r * 3 * layer->pairs, w + r * layer->weight_stride
@@ -44,10 +46,10 @@ void tree_layer_backward(
 
 // Of each replica: x, hat and y [rows], weights and moments at their strides of whole matrices and rows.
 void gin_stage_forward(
-    int64_t replicas, int64_t rows, const Row* x, const float* w, const Row* bias, const Row* gamma, const Row* beta,
-    const float* count, Row* hat, Row* y, Row* mean, Row* variance, Row* scale
+    int threads, int64_t replicas, int64_t rows, const Row* x, const float* w, const Row* bias, const Row* gamma,
+    const Row* beta, const float* count, Row* hat, Row* y, Row* mean, Row* variance, Row* scale
 ) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < replicas; ++r)
         stage_forward(
             rows, x + r * rows, w + r * D * D, bias[r], gamma[r], beta[r], count + r * rows, hat + r * rows,
@@ -56,10 +58,11 @@ void gin_stage_forward(
 }
 
 void gin_stage_backward(
-    int64_t replicas, int64_t rows, const Row* x, const float* w, const Row* gamma, const float* count, const Row* hat,
-    const Row* y, const Row* scale, const Row* grad, Row* dx, float* dw, Row* d_bias, Row* d_gamma, Row* d_beta
+    int threads, int64_t replicas, int64_t rows, const Row* x, const float* w, const Row* gamma, const float* count,
+    const Row* hat, const Row* y, const Row* scale, const Row* grad, Row* dx, float* dw, Row* d_bias, Row* d_gamma,
+    Row* d_beta
 ) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < replicas; ++r)
         stage_backward(
             rows, x + r * rows, w + r * D * D, gamma[r], count + r * rows, hat + r * rows, y + r * rows, scale[r],
@@ -68,9 +71,10 @@ void gin_stage_backward(
 }
 
 void tree_encode_forward(
-    int64_t replicas, int64_t places, int64_t leaves, const float* w, const Row* bias, const int64_t* values, Row* rows
+    int threads, int64_t replicas, int64_t places, int64_t leaves, const float* w, const Row* bias,
+    const int64_t* values, Row* rows
 ) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < replicas; ++r)
         encode_forward(
             places, leaves, w + r * D * 2 * (leaves + 1), bias[r], values + r * places, rows + r * (places + leaves + 1)
@@ -78,9 +82,10 @@ void tree_encode_forward(
 }
 
 void tree_encode_backward(
-    int64_t replicas, int64_t places, int64_t leaves, const int64_t* values, const Row* grad, float* dw, Row* d_bias
+    int threads, int64_t replicas, int64_t places, int64_t leaves, const int64_t* values, const Row* grad,
+    float* dw, Row* d_bias
 ) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < replicas; ++r)
         encode_backward(
             places, leaves, values + r * places, grad + r * (places + leaves + 1), dw + r * D * 2 * (leaves + 1),
@@ -90,10 +95,10 @@ void tree_encode_backward(
 
 // The roots are the last of `rows` rows.
 void tree_head_and_loss(
-    int64_t replicas, int64_t rows, int64_t pairs, int64_t leaves, const Row* x, const float* w, const float* bias,
-    const int64_t* label, const float* count, float* loss, float* right, Row* d_roots, float* dw, float* d_bias
+    int threads, int64_t replicas, int64_t rows, int64_t pairs, int64_t leaves, const Row* x, const float* w,
+    const float* bias, const int64_t* label, const float* count, float* loss, float* right, Row* d_roots, float* dw, float* d_bias
 ) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < replicas; ++r)
         head_and_loss(
             pairs, leaves, x + (r + 1) * rows - pairs, w + r * leaves * D, bias + r * leaves, label + r * pairs,

@@ -16,7 +16,8 @@ namespace {
 
 constexpr int BLOCK = 32;  // nodes
 
-// Where matrices and vectors begin in a replica's weights, in the order of PLACES in tree_sections.py; 0 for what it does not have.
+// Where matrices and vectors begin in a replica's weights, in the order of PLACES in
+// tree_sections.py; 0 for what a layer does not have.
 struct Places {
     int64_t message, hidden, hidden_bias, gate, gate_bias, norm, norm_bias, first, first_bias, second, second_bias;
     int64_t conv, conv_bias, root, update, update_bias;

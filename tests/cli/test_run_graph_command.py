@@ -53,12 +53,14 @@ def test_tree_writes_one_result_a_cell_and_skips_what_is_there(tmp_path: Path) -
 
 def test_what_differs_from_the_papers_protocol_is_in_the_record(tmp_path: Path) -> None:
     options = ["tree", "--depth", "2", "--backbone", "sage", "--variant", "nsr", "--epochs", "2", "--device", "cpu"]
-    run(*options, "--trees-per-batch", "6", "--rate", "0.002", "--results", str(tmp_path), "--outputs", str(tmp_path))
+    options += ["--trees-per-batch", "6", "--rate", "0.002", "--patience", "7"]
+    run(*options, "--results", str(tmp_path), "--outputs", str(tmp_path))
     result = json.loads((tmp_path / "tree" / "2-sage-nsr-11.json").read_text())
     assert result["config"]["trees_per_batch"] == 6
     assert result["config"]["batch"] == 24
     assert result["config"]["rule"]["rate"] == 0.002
-    assert result["command"].endswith("--seed 11 --trees-per-batch 6 --rate 0.002")
+    assert result["config"]["rule"]["patience"] == 7
+    assert result["command"].endswith("--seed 11 --trees-per-batch 6 --rate 0.002 --patience 7")
 
 
 def test_a_tree_run_whose_time_is_up_has_its_numbers_and_says_so(tmp_path: Path) -> None:

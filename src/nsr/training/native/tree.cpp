@@ -96,7 +96,8 @@ void tree_encode_backward(
 // The roots are the last of `rows` rows.
 void tree_head_and_loss(
     int threads, int64_t replicas, int64_t rows, int64_t pairs, int64_t leaves, const Row* x, const float* w,
-    const float* bias, const int64_t* label, const float* count, float* loss, float* right, Row* d_roots, float* dw, float* d_bias
+    const float* bias, const int64_t* label, const float* count, float* loss, float* right, Row* d_roots, float* dw,
+    float* d_bias
 ) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < replicas; ++r)

@@ -118,6 +118,17 @@ def test_markdown_and_csv_hold_the_same_numbers(html: tuple[str, Path]) -> None:
     assert len(gcn["files"].split()) == 10
 
 
+@pytest.mark.parametrize("status", ["done", "stopped"])
+def test_a_tree_that_time_has_stopped_is_drawn_as_a_bound(empty: Path, tmp_path: Path, status: str) -> None:
+    cell = {"depth": 5, "backbone": "gcn", "variant": "nsr", "seed": 11}
+    write(empty, document("tree", cell, {"train_accuracy": 0.9}, status=status))
+    build(empty, tmp_path / "out")
+    html = (tmp_path / "out" / "index.html").read_text()
+    told = "depth 5: 90.0 %, n = 1" + ("; stopped by a time limit (1)" if status == "stopped" else "")
+    shape = "path" if status == "stopped" else "circle"
+    assert re.search(rf"<{shape} class=\"dot [^>]*><title>GCN[^<]*{re.escape(told)}</title>", html)
+
+
 def test_an_empty_folder_makes_a_page_too(empty: Path, tmp_path: Path) -> None:
     outcome = build(empty, tmp_path / "report")
     page = Page(outcome.page.read_text())

@@ -14,6 +14,7 @@ def test_a_chart_is_well_formed_and_escaped() -> None:
     chart.line([(0, 1), (1, 100)], 0, "dash")
     chart.band([(0, 1), (1, 10)], [(0, 10), (1, 100)], 1)
     chart.dot((0.5, 10), 2, "<script>")
+    chart.bound((0.5, 20), 2, "<script>")
     chart.bar((0.2, 1), (0.2, 50), 8, 3, "bar")
     chart.rule((0, 10), (1, 10))
     chart.say((0.5, 10), "a < b")

@@ -81,6 +81,14 @@ class Chart:
             f"<title>{escape(note)}</title></circle>"
         )
 
+    def bound(self, point: Point, series: int, note: str) -> None:
+        """A marker for a value that is at least so high: it points upwards."""
+        x, y = self.at(point)
+        self.shapes.append(
+            f'<path class="dot s{series}" d="M{x - 4.5:.1f} {y + 3.5:.1f}h9l-4.5 -8z">'
+            f"<title>{escape(note)}</title></path>"
+        )
+
     def bar(self, start: Point, end: Point, thickness: float, series: int, note: str, kind: str = "") -> None:
         """A bar from ``start`` to ``end``, along the axis in which they differ more."""
         (x0, y0), (x1, y1) = self.at(start), self.at(end)

@@ -9,7 +9,7 @@ class Key:
 
     text: str
     series: int
-    kind: str = "line"  # line, dash, dot, ring, bar, limit, band
+    kind: str = "line"  # line, dash, dot, bound, ring, bar, limit, band
 
 
 @dataclass(frozen=True)

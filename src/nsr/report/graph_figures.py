@@ -10,10 +10,14 @@ from nsr.report.figure import Figure, Key, Panel
 from nsr.report.graph_tables import DEPTHS
 from nsr.report.names import BACKBONES, name
 from nsr.report.statistics import mean, sample_std
-from nsr.report.table import measured
+from nsr.report.table import STOPPED, measured
 
 SERIES = {backbone: i for i, backbone in enumerate(BACKBONES)}
 BACKBONE_KEYS = tuple(Key(name(backbone), series) for backbone, series in SERIES.items())
+TREE_KEYS = (
+    Key("with runs that a time limit stopped", 5, "bound"),
+    Key("published by Alon and Yahav (2021)", 5, "ring"),
+)
 VARIANT_KEYS = (Key("original", 5, "dash"), Key("with NSR", 5, "line"))
 
 
@@ -50,13 +54,14 @@ def _tree(book: Book) -> Figure:
                     if cell.value is not None:
                         total += cell.count if metric == "train_accuracy" else 0
                         note = f"{name(backbone)} {name(variant)}, depth {depth}: {cell.value:.1f} %, n = {cell.count}"
-                        chart.dot((depth, cell.value), series, note)
+                        mark = chart.bound if STOPPED in cell.note else chart.dot
+                        mark((depth, cell.value), series, f"{note}; {cell.note}" if cell.note else note)
         panels.append(Panel(heading, chart.svg()))
     return Figure(
         "fig:tree-depth",
         "Tree-NeighborsMatch: who can fit it as trees grow deeper",
         tuple(panels),
-        (*BACKBONE_KEYS, *VARIANT_KEYS, Key("published by Alon and Yahav (2021)", 5, "ring")),
+        (*BACKBONE_KEYS, *VARIANT_KEYS, *TREE_KEYS),
         "Each training-accuracy point is the best epoch of a run, averaged over seeds. Every permutation of the "
         "benchmark's test set also occurs in training; fresh permutations do not.",
         total,

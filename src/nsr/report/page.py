@@ -75,6 +75,7 @@ def swatch(key: Key) -> Any:
         "dash": f'<line class="line dash s{key.series}" x1="0" y1="6" x2="26" y2="6"/>',
         "limit": '<line class="rule limit" x1="0" y1="6" x2="26" y2="6"/>',
         "dot": f'<circle class="dot s{key.series}" cx="13" cy="6" r="4"/>',
+        "bound": f'<path class="dot s{key.series}" d="M8 10h10l-5 -9z"/>',
         "ring": f'<circle class="ring s{key.series}" cx="13" cy="6" r="4"/>',
         "bar": f'<rect class="bar s{key.series}" x="8" y="0" width="10" height="12" rx="2"/>',
         "hollow": f'<rect class="bar hollow s{key.series}" x="8" y="0" width="10" height="12" rx="2"/>',

@@ -26,6 +26,7 @@ import norms_compared
 import trees_compared
 
 from nsr.bench import token_models
+from nsr.graph.models import Backbone
 from nsr.kernels import gated_residual_sum, paths, segment_sum, tokens, unit_coefficient
 from nsr.training.pixel_loss import pixel_cross_entropy
 from nsr.training.segmentation_stack import SegmenterStack
@@ -105,6 +106,12 @@ def training() -> None:
     pixel_cross_entropy(logits, torch.randint(0, token_models.CLASSES, (2, *size))).sum().backward()
 
 
+def trees(backbone: Backbone) -> None:
+    """A batch of trees with NSR, from the loss back."""
+    case = trees_compared.Case(backbone, "nsr", width=32)
+    trees_compared.results(case, trees_compared.kernels, "cpu")
+
+
 CASES = {
     "graph in bf16": lambda: sums(128, 1, "bf16"),
     "graph in fp32": lambda: sums(128, 1, "fp32"),
@@ -114,8 +121,8 @@ CASES = {
     "images of 224": lambda: inference((224, 224)),
     "images of 512": lambda: inference((512, 512)),
     "training": training,
-    "trees": lambda: trees_compared.results(trees_compared.Case("gcn", "nsr", width=32), True, "cpu"),
-    "trees by GIN": lambda: trees_compared.results(trees_compared.Case("gin", "nsr", width=32), True, "cpu"),
+    "trees": lambda: trees("gcn"),
+    "trees by GIN": lambda: trees("gin"),
     "norms": lambda: [norms_compared.results(case, "cpu") for case in norms_compared.CASES],
 }
 

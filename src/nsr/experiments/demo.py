@@ -17,7 +17,7 @@ from typing import Any, Literal
 Variant = Literal["original", "nsr"]
 VARIANTS: tuple[Variant, ...] = ("original", "nsr")
 # What both variants get at each depth: epochs at most, and trees a batch. A model at 100 % stops.
-EPOCHS = {2: 600, 3: 200, 4: 220}
+EPOCHS = {2: 600, 3: 200, 4: 500}
 TREES_PER_BATCH = {2: 24, 3: 50, 4: 32}
 RATE = 2e-3
 

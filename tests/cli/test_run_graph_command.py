@@ -43,7 +43,7 @@ def test_tree_writes_one_result_a_cell_and_skips_what_is_there(tmp_path: Path) -
     assert 0 <= result["metrics"]["train_accuracy"] <= 1
     assert result["metrics"]["params"] > json.loads(files[2].read_text())["metrics"]["params"]
     assert result["config"]["samples"] == 96
-    assert result["command"] == "nsr run tree --depth 2 --backbone gcn --variant nsr --seed 11,12"
+    assert result["command"] == "nsr run tree --depth 2 --backbone gcn --variant nsr --seed 11,12 --epochs 3"
     before = files[0].read_text()
     assert run(*options, *places).count("there already") == 2
     assert files[0].read_text() == before
@@ -60,7 +60,19 @@ def test_what_differs_from_the_papers_protocol_is_in_the_record(tmp_path: Path) 
     assert result["config"]["batch"] == 24
     assert result["config"]["rule"]["rate"] == 0.002
     assert result["config"]["rule"]["patience"] == 7
-    assert result["command"].endswith("--seed 11 --trees-per-batch 6 --rate 0.002 --patience 7")
+    assert result["command"].endswith("--seed 11 --trees-per-batch 6 --rate 0.002 --patience 7 --epochs 2")
+    assert "anneal_over" not in result["config"]["rule"]
+
+
+def test_annealing_is_in_the_record_and_excludes_patience(tmp_path: Path) -> None:
+    options = ["tree", "--depth", "2", "--backbone", "gcn", "--variant", "original", "--epochs", "3", "--anneal"]
+    options += ["--device", "cpu", "--results", str(tmp_path), "--outputs", str(tmp_path)]
+    run(*options)
+    result = json.loads((tmp_path / "tree" / "2-gcn-original-11.json").read_text())
+    assert result["config"]["rule"]["anneal_over"] == 3
+    assert result["command"].endswith("--seed 11 --epochs 3 --anneal")
+    with pytest.raises(ValueError, match=r"anneal.*give one of the two"):
+        run(*options, "--patience", "7")
 
 
 def test_a_tree_run_whose_time_is_up_has_its_numbers_and_says_so(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
 from nsr.training.plateau import Plateau, PlateauRule
 
@@ -32,6 +32,20 @@ def test_stops_each_replica_on_its_own_and_keeps_its_best() -> None:
     torch.testing.assert_close(plateau.best, torch.tensor([0.6, 0.6]))
     assert plateau.best_evaluation.tolist() == [2, 6]
     assert improved.sum(0).tolist() == [2, 6]
+
+
+def test_annealing_follows_a_cosine_whatever_the_metric_does() -> None:
+    rule = PlateauRule("max", rate=2e-3, patience=1, stop_after=100, anneal_over=10)
+    plateau = Plateau(rule, 2, torch.device("cpu"))
+    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=2e-3)
+    scheduler = CosineAnnealingLR(optimizer, T_max=10)
+    for _ in range(10):
+        plateau.update(torch.tensor([0.5, 0.1]))
+        optimizer.step()
+        scheduler.step()
+        torch.testing.assert_close(plateau.rate, torch.full((2,), optimizer.param_groups[0]["lr"]))
+    plateau.update(torch.tensor([0.5, 0.1]))
+    assert plateau.rate.tolist() == [0.0, 0.0]  # and does not rise again
 
 
 def test_state_round_trip_goes_on_alike() -> None:

@@ -37,6 +37,10 @@ Rate = Annotated[float | None, typer.Option(min=0.0, help="Initial learning rate
 Patience = Annotated[
     int | None, typer.Option(min=1, help="Epochs without progress before the rate is halved. Default: the paper's.")
 ]
+Anneal = Annotated[
+    bool,
+    typer.Option("--anneal", help="Let the rate fall along half a cosine to 0 over --epochs, not at plateaus."),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … Default: a GPU if there is one.")]
 Precision = Annotated[
     str | None,
@@ -105,6 +109,7 @@ def tree(
     trees_per_batch: TreesPerBatch = None,
     rate: Rate = None,
     patience: Patience = None,
+    anneal: Anneal = False,
     *,
     runs: Runs,
 ) -> None:
@@ -128,6 +133,7 @@ def tree(
         trees_per_batch=trees_per_batch,
         rate=rate,
         patience=patience,
+        anneal=anneal,
     )
     runs.make(configurations, device)
 

@@ -35,6 +35,7 @@ def tree_configurations(
     trees_per_batch: int | None = None,
     rate: float | None = None,
     patience: int | None = None,
+    anneal: bool = False,
 ) -> list[Configuration]:
     """Every combination of depth, backbone and variant, with the seeds as replicas.
 
@@ -50,8 +51,14 @@ def tree_configurations(
             paper's single samples.
         rate: Initial learning rate; by default the paper's.
         patience: Epochs without progress before the rate is halved; by default the paper's.
+        anneal: Let the rate fall along half a cosine to 0 over the epochs instead, and stop at 100 % alone.
     """
+    if anneal and patience is not None:
+        raise ValueError("The rate falls at plateaus (patience) or over the epochs (anneal): give one of the two.")
     rule = replace(training.RULE, rate=rate or training.RULE.rate, patience=patience or training.RULE.patience)
+    if anneal:
+        over = epochs or training.EPOCHS
+        rule = replace(rule, anneal_over=over, stop_after=over)
     return [
         _configuration(
             depth, backbone, variant, seeds, device, epochs or training.EPOCHS, max_seconds, trees_per_batch, rule
@@ -126,7 +133,7 @@ def _configuration(
         "trees_per_batch": trees_per_batch,
         "epochs": epochs,
         "max_seconds": max_seconds,
-        "rule": asdict(rule),
+        "rule": {name: value for name, value in asdict(rule).items() if name != "anneal_over" or value is not None},
         "matmul": torch.get_float32_matmul_precision(),
     }
     cells = [{"depth": depth, "backbone": backbone, "variant": variant, "seed": seed} for seed in seeds]
@@ -139,6 +146,10 @@ def _configuration(
         command += f" --rate {rule.rate:g}"
     if rule.patience != training.RULE.patience:
         command += f" --patience {rule.patience}"
+    if epochs != training.EPOCHS:
+        command += f" --epochs {epochs}"
+    if rule.anneal_over is not None:
+        command += " --anneal"
     if max_seconds is not None:
         command += f" --minutes {max_seconds / 60:g}"
     return Configuration("tree", cells, config, command, train, limit=("max_seconds",))

@@ -25,6 +25,7 @@ class PlateauRule:
         threshold: Relative progress that counts for the rate (that of ``torch.optim.lr_scheduler.ReduceLROnPlateau``);
             for the best checkpoint and for stopping any progress counts.
         perfect: A metric that cannot be bettered; a replica that has reached it stops.
+        anneal_over: Let the rate fall along half a cosine to 0 over so many evaluations, whatever the metric does.
     """
 
     mode: Literal["max", "min"]
@@ -35,6 +36,7 @@ class PlateauRule:
     factor: float = 0.5
     threshold: float = 1e-4
     perfect: float | None = None
+    anneal_over: int | None = None
 
 
 class Plateau:
@@ -72,16 +74,25 @@ class Plateau:
         improved &= self.active
         self.best.copy_(torch.where(improved, metric, self.best))
         self.best_evaluation.copy_(torch.where(improved, self.evaluations, self.best_evaluation))
+        self._lower(progressed, metric)
+        self.active &= self.evaluations - self.best_evaluation < rule.stop_after
+        if rule.perfect is not None:
+            self.active &= self.best != rule.perfect
+        return improved
+
+    def _lower(self, progressed: Tensor, metric: Tensor) -> None:
+        """The rates of the next epochs."""
+        rule = self.rule
+        if rule.anneal_over is not None:
+            share = (self.evaluations / rule.anneal_over).clamp(max=1.0)
+            self.rate.copy_(rule.rate * (1 + torch.cos(torch.pi * share)) / 2)
+            return
         self._reference.copy_(torch.where(progressed, metric, self._reference))
         self._bad.copy_(torch.where(progressed, 0, self._bad + 1))
         tired = self._bad > rule.patience
         lowered = (self.rate * rule.factor).clamp(min=rule.min_rate)
         self.rate.copy_(torch.where(tired & self.active, lowered, self.rate))
         self._bad.masked_fill_(tired, 0)
-        self.active &= self.evaluations - self.best_evaluation < rule.stop_after
-        if rule.perfect is not None:
-            self.active &= self.best != rule.perfect
-        return improved
 
     def state(self) -> dict[str, Tensor]:
         """The tensors that make up the state, for a checkpoint; :meth:`load` copies them back."""

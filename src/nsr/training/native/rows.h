@@ -79,19 +79,29 @@ void set_rows(Row* y, const float* bias, int64_t rows) {
         for (int d = 0; d < D; ++d) y[n][d] = bias[d];
 }
 
-inline float cdf(float x) { return 0.5f * (1.0f + erff(x * 0.70710678f)); }
-inline float density(float x) { return 0.39894228f * expf(-0.5f * x * x); }
+// The normal distribution: density and share below x from one exponential, where erff takes as long as all else of GELU.
+// Abramowitz and Stegun 7.1.26: within 1e-7, which is single precision.
+struct Normal {
+    float density, below;
+};
+
+inline Normal normal(float x) {
+    const float bell = expf(-0.5f * x * x), t = 1.0f / (1.0f + 0.23164189f * std::fabs(x));
+    const float sum = t * (0.31938154f + t * (-0.35656378f + t * (1.7814779f + t * (-1.8212559f + t * 1.3302744f))));
+    const float density = 0.39894228f * bell, above = density * sum;  // above |x|
+    return {density, x < 0 ? above : 1.0f - above};
+}
 
 void gelu(float* y, const float* x, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) y[i] = x[i] * cdf(x[i]);
+    for (int64_t i = 0; i < count; ++i) y[i] = x[i] * normal(x[i]).below;
 }
 
 // GELU of x, and its slope there.
 void gelu_and_slope(float* y, float* slope, const float* x, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
-        const float share = cdf(x[i]);
-        y[i] = x[i] * share;
-        slope[i] = share + x[i] * density(x[i]);
+        const Normal at = normal(x[i]);
+        y[i] = x[i] * at.below;
+        slope[i] = at.below + x[i] * at.density;
     }
 }
 

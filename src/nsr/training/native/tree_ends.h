@@ -51,9 +51,12 @@ void head_and_loss(
     int64_t pairs, int64_t leaves, const Row* roots, const float* w, const float* bias, const int64_t* label,
     const float* count, float* loss, float* right, Row* d_roots, float* dw, float* d_bias
 ) {
-    std::vector<float> by_input(D * leaves), logits(leaves);
-    for (int64_t c = 0; c < leaves; ++c)
-        for (int k = 0; k < D; ++k) by_input[k * leaves + c] = w[c * D + k];
+    const int64_t vectors = (leaves + LANES - 1) / LANES, width = vectors * LANES;  // filled up with answers that
+    std::vector<float> by_input(D * width), biases(width, -1e30f), logits(width);   // nobody gives
+    for (int64_t c = 0; c < leaves; ++c) {
+        biases[c] = bias[c];
+        for (int k = 0; k < D; ++k) by_input[k * width + c] = w[c * D + k];
+    }
     double sum = 0;
     float total = 0, correct = 0;
     for (int64_t n = 0; n < pairs; ++n) total += count[n];
@@ -61,29 +64,33 @@ void head_and_loss(
     std::fill_n(d_bias, leaves, 0.0f);
     for (int64_t n = 0; n < pairs; ++n) {
         const Row& x = roots[n];
-        Row& dx = d_roots[n];
-        for (int64_t c = 0; c < leaves; ++c) logits[c] = bias[c];
-        for (int k = 0; k < D; ++k)
-            for (int64_t c = 0; c < leaves; ++c) logits[c] += x[k] * by_input[k * leaves + c];
+        for (int64_t v = 0; v < vectors; ++v) {
+            Vector logit = vec(biases.data())[v];
+            for (int k = 0; k < D; ++k) logit += x[k] * vec(&by_input[k * width])[v];
+            vec(logits.data())[v] = logit;
+        }
         const int64_t best = std::max_element(logits.begin(), logits.end()) - logits.begin();
         const float highest = logits[best], of_label = logits[label[n]];
         float below = 0;
-        for (int64_t c = 0; c < leaves; ++c) {
-            logits[c] = expf(logits[c] - highest);
-            below += logits[c];
+        for (int64_t v = 0; v < vectors; ++v) {
+            const Vector share = exponential(vec(logits.data())[v] - highest);
+            vec(logits.data())[v] = share;
+            below += sum_of(share);
         }
         sum += count[n] * (std::log(below) + highest - of_label);
         correct += best == label[n] ? count[n] : 0.0f;
-        for (int64_t c = 0; c < leaves; ++c) logits[c] *= count[n] / (total * below);  // from here on: gradients
+        const float scale = count[n] / (total * below);  // from here on logits are their gradients
+        for (int64_t v = 0; v < vectors; ++v) vec(logits.data())[v] *= scale;
         logits[label[n]] -= count[n] / total;
-        for (int k = 0; k < D; ++k) dx[k] = 0;
+        Vector dx[VECTORS] = {};
         for (int64_t c = 0; c < leaves; ++c) {
             d_bias[c] += logits[c];
-            for (int k = 0; k < D; ++k) {
-                dx[k] += logits[c] * w[c * D + k];
-                dw[c * D + k] += logits[c] * x[k];
+            for (int v = 0; v < VECTORS; ++v) {
+                dx[v] += logits[c] * vec(w + c * D)[v];
+                vec(dw + c * D)[v] += logits[c] * vec(x)[v];
             }
         }
+        for (int v = 0; v < VECTORS; ++v) vec(d_roots[n])[v] = dx[v];
     }
     *loss = sum / total;
     *right = correct;

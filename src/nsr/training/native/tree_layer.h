@@ -78,9 +78,10 @@ inline const Row& at(const Row* table, int64_t row) { return row < 0 ? NOTHING :
 void aggregate_members(Row* aggregate, Row* own, const Members& found, const Row* rows) {
     for (int64_t n = 0; n < found.count; ++n) {
         const Row &x0 = at(rows, found.row[0][n]), &x1 = at(rows, found.row[1][n]), &x2 = at(rows, found.row[2][n]);
-        for (int d = 0; d < D; ++d) {
-            own[n][d] = x0[d];
-            aggregate[n][d] = found.times[0] * found.t[0][n] * x0[d] + found.t[1][n] * (x1[d] + x2[d]);
+        const float of_own = found.times[0] * found.t[0][n], of_child = found.t[1][n];
+        for (int v = 0; v < VECTORS; ++v) {
+            vec(own[n])[v] = vec(x0)[v];
+            vec(aggregate[n])[v] = of_own * vec(x0)[v] + of_child * (vec(x1)[v] + vec(x2)[v]);
         }
     }
 }
@@ -88,15 +89,13 @@ void aggregate_members(Row* aggregate, Row* own, const Members& found, const Row
 // u of each node, and z of each member
 void project(Row* u, Row* z, const Members& found, const Row* messages) {
     for (int64_t n = 0; n < found.count; ++n) {
-        for (int d = 0; d < D; ++d) u[n][d] = 0;
-        for (int i = 0; i < 3; ++i) {
-            const Row& m = at(messages, found.row[i][n]);
-            const float weight = found.times[i] * found.s[i][n];
-            for (int d = 0; d < D; ++d) u[n][d] += weight * m[d];
-        }
-        for (int i = 0; i < 3; ++i) {
-            const Row& m = at(messages, found.row[i][n]);
-            for (int d = 0; d < D; ++d) z[i * found.count + n][d] = m[d] - found.s[i][n] * u[n][d];
+        const Row *m[3];
+        for (int i = 0; i < 3; ++i) m[i] = &at(messages, found.row[i][n]);
+        for (int v = 0; v < VECTORS; ++v) {
+            Vector sum = {};
+            for (int i = 0; i < 3; ++i) sum += found.times[i] * found.s[i][n] * vec(*m[i])[v];
+            vec(u[n])[v] = sum;
+            for (int i = 0; i < 3; ++i) vec(z[i * found.count + n])[v] = vec(*m[i])[v] - found.s[i][n] * sum;
         }
     }
 }
@@ -144,9 +143,13 @@ class Forward {
     }
 
     void run() {
+        Row of_nothing[1] = {};  // the branch's update where all residuals are 0
         if (layer.branch) {
             multiply(messages, in.rows, weights.message, layer.read);
             multiply(sources, in.rows, weights.combined, layer.read);
+            Row hat[1] = {}, inner[1];
+            float scale;
+            output(of_nothing, hat, inner, &scale, 1);
         }
         for (int64_t first = 0; first < layer.nodes; first += BLOCK, ++saved, out += BLOCK) {
             find_members(found, layer, in.members, in.t, in.place, first);
@@ -156,9 +159,12 @@ class Forward {
                 host();
             else
                 std::memcpy(aggregates + first, aggregate, found.count * sizeof(Row));
-            if (layer.branch) {
+            if (layer.branch && found.lone) {
+                for (int64_t n = 0; n < found.count; ++n)
+                    for (int v = 0; v < VECTORS; ++v) vec(out[n])[v] += vec(of_nothing[0])[v];
+            } else if (layer.branch) {
                 gated_sum();
-                output();
+                output(out, saved->hat, saved->inner, saved->scale, found.count);
             }
         }
     }
@@ -172,15 +178,14 @@ class Forward {
         if (layer.sage) multiply(conv, own, weights.root, found.count, true);
         normalise(conv, saved->conv_scale, found.count);
         scale_and_shift(normed, conv, in.w + p.update, in.w + p.update_bias, found.count);
-        gelu(normed[0], normed[0], found.count * D);
-        add(out, normed);
+        gelu(normed, normed, found.count);
+        add(out, normed, found.count);
     }
 
     // saved->hat: K^{-1/2} sum_i g_i z_i, not normed yet
     void gated_sum() {
         Row* sum = saved->hat;
         std::fill_n(sum[0], found.count * D, 0.0f);
-        if (found.lone) return;
         const int64_t count = found.count, all = 3 * count;
         project(u, z, found, messages);
         set_rows(target, in.w + p.hidden_bias, count);
@@ -190,35 +195,38 @@ class Forward {
             for (int64_t n = 0; n < count; ++n) {
                 const Row& a = at(sources, found.row[i][n]);
                 Row& hidden = saved->hidden[i * count + n];
-                for (int d = 0; d < D; ++d) hidden[d] = a[d] + target[n][d] - found.s[i][n] * shift[n][d];
+                for (int v = 0; v < VECTORS; ++v)
+                    vec(hidden)[v] = vec(a)[v] + vec(target[n])[v] - found.s[i][n] * vec(shift[n])[v];
             }
-        gelu(active[0], saved->hidden[0], all * D);
+        gelu(active, saved->hidden, all);
         set_rows(saved->gate, in.w + p.gate_bias, all);
         multiply(saved->gate, active, weights.gate, all, true);
-        sigmoid(saved->gate[0], all * D);
         for (int i = 0; i < 3; ++i)
             for (int64_t n = 0; n < count; ++n) {
                 const float weight = found.times[i] * found.per_root[n];
-                const Row &gate = saved->gate[i * count + n], &residual = z[i * count + n];
-                for (int d = 0; d < D; ++d) sum[n][d] += weight * gate[d] * residual[d];
+                Row &gate = saved->gate[i * count + n], &residual = z[i * count + n];
+                for (int v = 0; v < VECTORS; ++v) {
+                    vec(gate)[v] = sigmoid(vec(gate)[v]);
+                    vec(sum[n])[v] += weight * vec(gate)[v] * vec(residual)[v];
+                }
             }
     }
 
-    // out += W4 GELU(W3 LayerNorm(sum) + b3) + b4
-    void output() {
-        normalise(saved->hat, saved->scale, found.count);
-        scale_and_shift(normed, saved->hat, in.w + p.norm, in.w + p.norm_bias, found.count);
-        set_rows(saved->inner, in.w + p.first_bias, found.count);
-        multiply(saved->inner, normed, weights.first, found.count, true);
-        gelu(active[0], saved->inner[0], found.count * D);
-        set_rows(normed, in.w + p.second_bias, found.count);
-        multiply(normed, active, weights.second, found.count, true);
-        add(out, normed);
+    // out += W4 GELU(W3 LayerNorm(sum) + b3) + b4; the sum becomes `hat`, the normed one
+    void output(Row* out, Row* hat, Row* inner, float* scale, int64_t count) {
+        normalise(hat, scale, count);
+        scale_and_shift(normed, hat, in.w + p.norm, in.w + p.norm_bias, count);
+        set_rows(inner, in.w + p.first_bias, count);
+        multiply(inner, normed, weights.first, count, true);
+        gelu(active, inner, count);
+        set_rows(normed, in.w + p.second_bias, count);
+        multiply(normed, active, weights.second, count, true);
+        add(out, normed, count);
     }
 
-    void add(Row* to, const Row* x) {
-        for (int64_t n = 0; n < found.count; ++n)
-            for (int d = 0; d < D; ++d) to[n][d] += x[n][d];
+    void add(Row* to, const Row* x, int64_t count) {
+        for (int64_t n = 0; n < count; ++n)
+            for (int v = 0; v < VECTORS; ++v) vec(to[n])[v] += vec(x[n])[v];
     }
 
     const Layer& layer;
@@ -247,13 +255,16 @@ class Backward {
 
     void run() {
         std::fill_n(d_rows[0], layer.read * D, 0.0f);
+        Row d_of_nothing[1] = {};  // of the branch's update where all residuals are 0
         for (int64_t first = 0; first < layer.nodes; first += BLOCK, ++saved, d_out += BLOCK) {
             find_members(found, layer, in.members, in.t, in.place, first);
             aggregate_members(aggregate, own, found, in.rows);
             std::memcpy(d_own, d_out, found.count * sizeof(Row));
-            if (layer.branch) {
-                output();
-                if (!found.lone) gated_sum();
+            if (layer.branch && found.lone) {
+                add_rows(d_of_nothing[0], d_out, found.count);
+            } else if (layer.branch) {
+                output(d_out, saved->hat, saved->inner, saved->scale, found.count);
+                gated_sum();
             }
             if (layer.host)
                 host();
@@ -261,26 +272,38 @@ class Backward {
                 std::memcpy(d_aggregate, d_aggregates + first, found.count * sizeof(Row));
             to_rows();
         }
-        if (layer.branch) rows_of_the_branch();
+        if (layer.branch) {
+            output_of_nothing(d_of_nothing);
+            rows_of_the_branch();
+        }
         if (layer.host) add_matrix(dw + p.conv, d.conv, D);
         if (layer.sage) add_matrix(dw + p.root, d.root, D);
     }
 
   private:
     // d_sum: the gradient of the gated sum
-    void output() {
-        const int64_t count = found.count;
-        gelu_and_slope(active[0], slope[0], saved->inner[0], count * D);
-        outer(d.second, d_out, active, count);
-        add_rows(dw + p.second_bias, d_out, count);
-        multiply(d_inner, d_out, weights.second, count);
-        for (int64_t i = 0; i < count * D; ++i) d_inner[0][i] *= slope[0][i];
-        scale_and_shift(normed, saved->hat, in.w + p.norm, in.w + p.norm_bias, count);
+    void output(const Row* grad, const Row* hat, const Row* inner, const float* scale, int64_t count) {
+        gelu_and_slope(active, slope, inner, count);
+        outer(d.second, grad, active, count);
+        add_rows(dw + p.second_bias, grad, count);
+        multiply(d_inner, grad, weights.second, count);
+        multiply_each(d_inner, slope, count);
+        scale_and_shift(normed, hat, in.w + p.norm, in.w + p.norm_bias, count);
         outer(d.first, d_inner, normed, count);
         add_rows(dw + p.first_bias, d_inner, count);
         multiply(d_sum, d_inner, weights.first, count);
-        scale_and_shift_back(d_sum, saved->hat, in.w + p.norm, dw + p.norm, dw + p.norm_bias, count);
-        normalise_back(d_sum, saved->hat, saved->scale, count);
+        scale_and_shift_back(d_sum, hat, in.w + p.norm, dw + p.norm, dw + p.norm_bias, count);
+        normalise_back(d_sum, hat, scale, count);
+    }
+
+    void output_of_nothing(const Row* grad) {
+        Row hat[1] = {}, inner[1];
+        Matrix first;
+        load(first, in.w + p.first, D, true);
+        set_rows(inner, in.w + p.first_bias, 1);
+        multiply(inner, reinterpret_cast<const Row*>(in.w + p.norm_bias), first, 1, true);
+        const float scale = 0;  // nothing is behind it
+        output(grad, hat, inner, &scale, 1);
     }
 
     // Of the gates, and of what they let through
@@ -291,26 +314,27 @@ class Backward {
             for (int64_t n = 0; n < count; ++n) {
                 const float weight = found.times[i] * found.per_root[n];
                 const int64_t member = i * count + n;
-                for (int k = 0; k < D; ++k) {
-                    const float gate = saved->gate[member][k], ds = weight * d_sum[n][k];
-                    d_logits[member][k] = ds * z[member][k] * gate * (1 - gate);
-                    d_residuals[member][k] = ds * gate;
+                for (int v = 0; v < VECTORS; ++v) {
+                    const Vector gate = vec(saved->gate[member])[v], through = weight * vec(d_sum[n])[v] * gate;
+                    vec(d_residuals[member])[v] = through;
+                    vec(d_logits[member])[v] = through * vec(z[member])[v] * (1.0f - gate);
                 }
             }
-        gelu_and_slope(active[0], slope[0], saved->hidden[0], all * D);
+        gelu_and_slope(active, slope, saved->hidden, all);
         outer(d.gate, d_logits, active, all);
         add_rows(dw + p.gate_bias, d_logits, all);
         multiply(d_hidden, d_logits, weights.gate, all);
-        for (int64_t i = 0; i < all * D; ++i) d_hidden[0][i] *= slope[0][i];
+        multiply_each(d_hidden, slope, all);
 
         for (int64_t n = 0; n < count; ++n) {
-            const Row &h0 = d_hidden[n], &h1 = d_hidden[count + n], &h2 = d_hidden[2 * count + n];
-            const Row &z0 = d_residuals[n], &z1 = d_residuals[count + n], &z2 = d_residuals[2 * count + n];
             const float s0 = found.s[0][n], s1 = found.s[1][n];
-            for (int k = 0; k < D; ++k) {
-                d_target[n][k] = h0[k] + h1[k] + h2[k];
-                d_shift[n][k] = -(s0 * h0[k] + s1 * (h1[k] + h2[k]));
-                d_u[n][k] = -(s0 * z0[k] + s1 * (z1[k] + z2[k]));
+            for (int v = 0; v < VECTORS; ++v) {
+                const Vector own = vec(d_hidden[n])[v];
+                const Vector children = vec(d_hidden[count + n])[v] + vec(d_hidden[2 * count + n])[v];
+                const Vector z_children = vec(d_residuals[count + n])[v] + vec(d_residuals[2 * count + n])[v];
+                vec(d_target[n])[v] = own + children;
+                vec(d_shift[n])[v] = -(s0 * own + s1 * children);
+                vec(d_u[n])[v] = -(s0 * vec(d_residuals[n])[v] + s1 * z_children);
             }
         }
         outer(d.target, d_target, own, count);
@@ -324,9 +348,9 @@ class Backward {
                 if (row < 0) continue;
                 const float weight = found.times[i] * found.s[i][n];
                 Row &d_message = d_messages[row], &d_source = d_sources[row];
-                for (int k = 0; k < D; ++k) {
-                    d_message[k] += d_residuals[member][k] + weight * d_u[n][k];
-                    d_source[k] += d_hidden[member][k];
+                for (int v = 0; v < VECTORS; ++v) {
+                    vec(d_message)[v] += vec(d_residuals[member])[v] + weight * vec(d_u[n])[v];
+                    vec(d_source)[v] += vec(d_hidden[member])[v];
                 }
             }
     }
@@ -335,8 +359,8 @@ class Backward {
         const int64_t count = found.count;
         const Row* hat = saved->conv_hat;
         scale_and_shift(normed, hat, in.w + p.update, in.w + p.update_bias, count);
-        gelu_and_slope(active[0], slope[0], normed[0], count * D);
-        for (int64_t i = 0; i < count * D; ++i) d_sum[0][i] = d_out[0][i] * slope[0][i];
+        gelu_and_slope(active, d_sum, normed, count);
+        multiply_each(d_sum, d_out, count);
         scale_and_shift_back(d_sum, hat, in.w + p.update, dw + p.update, dw + p.update_bias, count);
         normalise_back(d_sum, hat, saved->conv_scale, count);
         outer(d.conv, d_sum, aggregate, count);
@@ -352,11 +376,11 @@ class Backward {
         for (int64_t n = 0; n < found.count; ++n) {
             Row& to = d_rows[found.row[0][n]];
             const float weight = found.times[0] * found.t[0][n];
-            for (int k = 0; k < D; ++k) to[k] += d_own[n][k] + weight * d_aggregate[n][k];
+            for (int v = 0; v < VECTORS; ++v) vec(to)[v] += vec(d_own[n])[v] + weight * vec(d_aggregate[n])[v];
             for (int i = 1; i < 3; ++i) {
                 if (found.row[i][n] < 0) continue;
                 Row& child = d_rows[found.row[i][n]];
-                for (int k = 0; k < D; ++k) child[k] += found.t[1][n] * d_aggregate[n][k];
+                for (int v = 0; v < VECTORS; ++v) vec(child)[v] += found.t[1][n] * vec(d_aggregate[n])[v];
             }
         }
     }

@@ -233,6 +233,8 @@ def _device(name: str | None, precision: str | None) -> "torch.device":
     """The device to train on, and the precision of its matrix products."""
     import torch
 
+    from nsr.training.kept_memory import keep_freed_memory
+
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
@@ -241,7 +243,9 @@ def _device(name: str | None, precision: str | None) -> "torch.device":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
             raise ValueError(f"--device {name}: this machine has {count} CUDA devices. Use --device cpu.")
-    elif device.type != "cpu":
+    elif device.type == "cpu":
+        keep_freed_memory()
+    else:
         raise ValueError(f"--device {name}: expected cpu or cuda.")
     known = {"fp32": "highest", "tf32": "high", "bf16": "medium"}  # as the kernels take what torch is told
     precision = precision or ("bf16" if device.type == "cuda" else "fp32")

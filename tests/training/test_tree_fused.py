@@ -55,8 +55,8 @@ def test_equal_on_a_gpu(backbone: str, whole_trees: bool, depth: int, monkeypatc
         pytest.skip("there is no CUDA device")
     torch.set_float32_matmul_precision("highest")  # at rest torch computes the head and GIN's conv
     monkeypatch.syspath_prepend(str(PROGRAM.parent))
-    from trees_compared import Case, apart, kernels, results
+    from trees_compared import Case, apart, kernels, plain, results
 
     case = Case(backbone, "nsr", width=32, depth=depth, trees=64, whole_trees=whole_trees)  # type: ignore[arg-type]
-    error = apart(results(case, kernels, "cuda"), results(case, None, "cuda", torch.float64))
+    error = apart(results(case, kernels, "cuda"), results(case, plain, "cuda", torch.float64))
     assert error <= (3e-3 if backbone == "gin" else 1e-3)

@@ -9,7 +9,7 @@ import torch
 
 from nsr.data.tree import tree_task
 from nsr.training import adam_native, native, tree
-from nsr.training.tree_native import NativeParts
+from nsr.training.tree_native import NativeTreeModel
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 
@@ -32,8 +32,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 def test_equal_to_the_plain_twin(compared: Any, name: str, width: int) -> None:
     case = replace(compared.CASES[name], width=width)
-    exact = compared.results(case, None, "cpu", torch.float64)
-    plain = compared.apart(compared.results(case, None, "cpu"), exact)
+    exact = compared.results(case, compared.plain, "cpu", torch.float64)
+    plain = compared.apart(compared.results(case, compared.plain, "cpu"), exact)
     # As far from double precision as plain operators in single precision are, by a factor of rounding's luck.
     assert compared.apart(compared.results(case, compared.native, "cpu"), exact) <= max(5 * plain, 1e-5)
 
@@ -42,7 +42,7 @@ def test_equal_to_the_plain_twin(compared: Any, name: str, width: int) -> None:
 @pytest.mark.parametrize("backbone", ["gcn", "sage", "gin"])
 def test_equal_at_the_size_of_training(compared: Any, backbone: str, whole_trees: bool) -> None:
     case = compared.Case(backbone, "nsr", width=32, depth=4, trees=16, whole_trees=whole_trees)
-    exact = compared.results(case, None, "cpu", torch.float64)
+    exact = compared.results(case, compared.plain, "cpu", torch.float64)
     assert compared.apart(compared.results(case, compared.native, "cpu"), exact) <= 3e-4
 
 
@@ -74,15 +74,16 @@ def test_threads_change_nothing(compared: Any) -> None:
 
 
 def test_taken_on_a_cpu_where_there_is_a_compiler(compared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def parts(dtype: torch.dtype = torch.float32, **case: Any) -> Any:
+    def native_model(dtype: torch.dtype = torch.float32, **case: Any) -> bool:
         models = compared.models_of(compared.Case(**case), dtype)
         tasks = [tree_task(2, seed) for seed in compared.SEEDS]
-        return tree._Trainer(models, tasks, tree.RULE, None, torch.device("cpu")).model.parts
+        model = tree._Trainer(models, tasks, tree.RULE, None, torch.device("cpu")).model
+        return isinstance(model, NativeTreeModel)
 
-    assert isinstance(parts(backbone="gcn", variant="nsr"), NativeParts)
-    assert isinstance(parts(backbone="gin", variant="original"), NativeParts)
-    assert not isinstance(parts(backbone="gcn", variant="raw-source"), NativeParts)
-    assert not isinstance(parts(backbone="gcn", variant="nsr", width=8), NativeParts)
-    assert not isinstance(parts(torch.float64, backbone="gcn", variant="nsr"), NativeParts)
+    assert native_model(backbone="gcn", variant="nsr")
+    assert native_model(backbone="gin", variant="original")
+    assert not native_model(backbone="gcn", variant="raw-source")
+    assert not native_model(backbone="gcn", variant="nsr", width=8)
+    assert not native_model(torch.float64, backbone="gcn", variant="nsr")
     monkeypatch.setattr(tree, "tree_library", lambda _: None)
-    assert not isinstance(parts(backbone="gcn", variant="nsr"), NativeParts)
+    assert not native_model(backbone="gcn", variant="nsr")

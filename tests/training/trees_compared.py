@@ -20,24 +20,30 @@ from nsr.training.plateau import PlateauRule
 from nsr.training.replicas import Replicas, adam_rows
 from nsr.training.tree_batches import grouped, sampled
 from nsr.training.tree_fused import FusedParts
-from nsr.training.tree_model import Parts, TreeModel, kind_of
-from nsr.training.tree_native import NativeParts, tree_library
+from nsr.training.tree_model import TreeModel, kind_of
+from nsr.training.tree_native import NativeTreeModel, tree_library
 
 SEEDS = (1, 2)
 
-FastParts = Callable[[GraphModel, Replicas], Parts]
+Make = Callable[[GraphModel, int, int, int, Replicas], TreeModel]  # from model, depth, trees, pairs and weights
 
 
-def kernels(model: GraphModel, replicas: Replicas) -> Parts:
+def plain(model: GraphModel, depth: int, trees: int, pairs: int, replicas: Replicas) -> TreeModel:
+    """Plain operators."""
+    return TreeModel(model, depth, trees, pairs, replicas.rows.device)
+
+
+def kernels(model: GraphModel, depth: int, trees: int, pairs: int, replicas: Replicas) -> TreeModel:
     """Triton's kernels."""
-    return FusedParts(kind_of(model), replicas, len(model.layers))
+    parts = FusedParts(kind_of(model), replicas, len(model.layers))
+    return TreeModel(model, depth, trees, pairs, replicas.rows.device, parts)
 
 
-def native(model: GraphModel, replicas: Replicas) -> Parts:
+def native(model: GraphModel, depth: int, trees: int, pairs: int, replicas: Replicas) -> TreeModel:
     """C++."""
     library = tree_library(model.head.in_features)
     assert library is not None
-    return NativeParts(kind_of(model), replicas, len(model.layers), library)
+    return NativeTreeModel(model, depth, trees, pairs, replicas, library)
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ def models_of(case: Case, dtype: torch.dtype = torch.float32) -> list[GraphModel
     ]
 
 
-def results(case: Case, fast: FastParts | None, device: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def results(case: Case, make: Make, device: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Loss, right answers, each gradient, logits at rest and BatchNorm's statistics after one batch."""
     leaves = 2**case.depth
     models = models_of(case, dtype)
@@ -95,10 +101,11 @@ def results(case: Case, fast: FastParts | None, device: str, dtype: torch.dtype 
     else:
         samples = torch.randint(case.trees * leaves, (len(SEEDS), 18), generator=generator).to(device)
     count = (torch.rand(samples.shape, generator=generator) < 0.8).float().to(device)
-    make = grouped if case.whole_trees else lambda *batch: sampled(*batch, case.trees)
-    batch = make(permutations, samples, count)
-    parts = None if fast is None else fast(models[0], replicas)
-    model = TreeModel(models[0], case.depth, case.trees, samples.shape[1], device, parts)
+    if case.whole_trees:
+        batch = grouped(permutations, samples, count)
+    else:
+        batch = sampled(permutations, samples, count, case.trees)
+    model = make(models[0], case.depth, case.trees, samples.shape[1], replicas)
     losses, right = model.loss(replicas.parameters | replicas.buffers, batch)
     replicas.backward(losses)
     logits = model.logits(replicas.parameters | replicas.buffers, batch)
@@ -114,7 +121,7 @@ def apart(ours: dict[str, Tensor], right: dict[str, Tensor]) -> float:
 
 def error(case: Case) -> float:
     """How far the kernels are from plain operators, on a CPU."""
-    return apart(results(case, kernels, "cpu"), results(case, None, "cpu"))
+    return apart(results(case, kernels, "cpu"), results(case, plain, "cpu"))
 
 
 def adam_error(fast_adam: Callable[..., None], rows: int, length: int, weight_decay: float) -> float:
@@ -130,7 +137,7 @@ def adam_error(fast_adam: Callable[..., None], rows: int, length: int, weight_de
     return max(float((a - b).abs().max()) for a, b in zip(ours, plain, strict=True))
 
 
-def trained(case: Case, fast: FastParts | None, epochs: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def trained(case: Case, make: Make, epochs: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """All that training changes after some epochs on five trees, the accuracy of each epoch, and the answers at rest.
 
     With batches of three trees, or of eight samples, the last one of an epoch is filled up.
@@ -143,10 +150,10 @@ def trained(case: Case, fast: FastParts | None, epochs: int, dtype: torch.dtype 
         tasks.append(replace(task, permutations=task.permutations[:5], train=own[0][: 3 * leaves + 1], test=own[1]))
     rule = PlateauRule("max", rate=1e-2, patience=1, stop_after=100, perfect=1.0)
 
-    adams = {kernels: adam_kernel.adam_rows, native: adam_native.adam_rows, None: adam_rows}
+    adams = {kernels: adam_kernel.adam_rows, native: adam_native.adam_rows, plain: adam_rows}
     with (
-        patch.object(tree, "_fast_parts", fast or (lambda *_: None)),
-        patch.object(Replicas, "_adam_rows", lambda _: adams[fast]),
+        patch.object(tree, "_tree_model", make),
+        patch.object(Replicas, "_adam_rows", lambda _: adams[make]),
         patch.dict(tree.BATCH, {case.depth: 8}),
     ):
         whole_trees = 3 if case.whole_trees else None
@@ -161,9 +168,9 @@ def trained(case: Case, fast: FastParts | None, epochs: int, dtype: torch.dtype 
     return own | state | {"accuracy": torch.stack(accuracies), "answers": answers.double()}
 
 
-def training_error(case: Case, fast: FastParts, epochs: int) -> float:
+def training_error(case: Case, make: Make, epochs: int) -> float:
     """How far training by a fast path is from training by plain operators in double precision."""
-    ours, right = trained(case, fast, epochs), trained(case, None, epochs, torch.float64)
+    ours, right = trained(case, make, epochs), trained(case, plain, epochs, torch.float64)
     return apart(*({name: values.double() for name, values in found.items()} for found in (ours, right)))
 
 

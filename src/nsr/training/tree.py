@@ -20,8 +20,8 @@ from nsr.training.progress import Watch, nobody
 from nsr.training.replicas import Replicas
 from nsr.training.tree_batches import Queries, grouped, sampled
 from nsr.training.tree_layer import fusible
-from nsr.training.tree_model import Parts, TreeModel, kind_of
-from nsr.training.tree_native import NativeParts, tree_library
+from nsr.training.tree_model import TreeModel, kind_of
+from nsr.training.tree_native import NativeTreeModel, tree_library
 
 # The paper's effective batches. One step with the whole batch is its gradient accumulation, but for GIN's BatchNorm.
 BATCH = {2: 64, 3: 64, 4: 1024, 5: 1024, 6: 1024, 7: 2048, 8: 2048}
@@ -119,7 +119,7 @@ class _Trainer:
         self.slots = trees_per_batch or min(trees, BATCH[depth])
         self.batch = self.slots * leaves if self.grouped else BATCH[depth]
         self.replicas = Replicas(models, device)
-        self.model = TreeModel(models[0], depth, self.slots, self.batch, device, _fast_parts(models[0], self.replicas))
+        self.model = _tree_model(models[0], depth, self.slots, self.batch, self.replicas)
         self.plateau = Plateau(rule, replicas, device)
         self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
         self.seeds = torch.tensor([task.seed for task in tasks], device=device)
@@ -214,18 +214,18 @@ class _Trainer:
         return loop.named(replicas=self.replicas.state(), plateau=self.plateau.state(), best=self.best)
 
 
-def _fast_parts(model: GraphModel, replicas: Replicas) -> Parts | None:
+def _tree_model(model: GraphModel, depth: int, trees: int, pairs: int, replicas: Replicas) -> TreeModel:
     """The model as Triton's kernels on a GPU and in C++ on a CPU, where there are such; otherwise plain operators."""
-    kind, width = kind_of(model), model.head.in_features
-    rows = replicas.rows
-    if not fusible(kind, width) or rows.dtype != torch.float32:
-        return None
-    if rows.is_cuda:
+    kind, width, device = kind_of(model), model.head.in_features, replicas.rows.device
+    fast = fusible(kind, width) and replicas.rows.dtype == torch.float32
+    if fast and device.type == "cuda":
         from nsr.training.tree_fused import FusedParts  # needs Triton
 
-        return FusedParts(kind, replicas, len(model.layers))
-    library = tree_library(width) if rows.device.type == "cpu" else None
-    return None if library is None else NativeParts(kind, replicas, len(model.layers), library)
+        parts = FusedParts(kind, replicas, len(model.layers))
+        return TreeModel(model, depth, trees, pairs, device, parts)
+    if fast and device.type == "cpu" and (library := tree_library(width)) is not None:
+        return NativeTreeModel(model, depth, trees, pairs, replicas, library)
+    return TreeModel(model, depth, trees, pairs, device)
 
 
 def _stack(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:

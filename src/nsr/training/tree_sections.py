@@ -1,5 +1,7 @@
 """Where the weights of a tree layer lie, for what reads them from one stretch of numbers."""
 
+from collections.abc import Mapping
+
 from nsr.training.replicas import Replicas, Section
 from nsr.training.tree_layer import LayerKind
 
@@ -24,8 +26,16 @@ PLACES = {
 }
 
 
+def places(begins: Mapping[str, int], prefix: str = "") -> dict[str, int]:
+    """The places of :data:`PLACES` among names that begin with ``prefix``; 0 for what a layer does not have."""
+    return {
+        key: next((begins[prefix + name] for name in names if prefix + name in begins), 0)
+        for key, names in PLACES.items()
+    }
+
+
 def layer_sections(kind: LayerKind, replicas: Replicas, layers: int) -> list[Section]:
-    """The weights of each layer as one tensor, with the places of :data:`PLACES`; 0 for what a layer does not have.
+    """The weights of each layer as one tensor, with its :func:`places`.
 
     Of GIN the branch alone: its conv, whose BatchNorms need all rows at once, is computed apart.
     """
@@ -36,7 +46,5 @@ def layer_sections(kind: LayerKind, replicas: Replicas, layers: int) -> list[Sec
     sections = []
     for number in range(layers):
         values, begins = replicas.section(f"layers.{number}.{part}")
-        place = {f"{part}{name}": at for name, at in begins.items()}
-        where = {key: next((place[name] for name in names if name in place), 0) for key, names in PLACES.items()}
-        sections.append(Section(values, where))
+        sections.append(Section(values, places({f"{part}{name}": at for name, at in begins.items()})))
     return sections

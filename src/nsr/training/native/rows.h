@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 namespace {
@@ -191,11 +192,17 @@ void scale_and_shift_back(
     for (int v = 0; v < VECTORS; ++v) vec(d_weight)[v] += of_weight[v], vec(d_bias)[v] += of_bias[v];
 }
 
-// Rows on the heap.
+// Rows on the heap, as they are found there.
 struct Table {
-    std::vector<float> values;
-    explicit Table(int64_t rows) : values(rows * D, 0.0f) {}
-    operator Row*() { return reinterpret_cast<Row*>(values.data()); }
+    std::unique_ptr<float[]> values;
+    explicit Table(int64_t rows) : values(new float[rows * D]) {}
+    operator Row*() const { return reinterpret_cast<Row*>(values.get()); }
 };
+
+Table zeros(int64_t rows) {
+    Table table(rows);
+    std::fill_n(table.values.get(), rows * D, 0.0f);
+    return table;
+}
 
 }  // namespace

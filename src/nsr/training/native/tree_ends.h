@@ -27,7 +27,7 @@ void encode_backward(
     int64_t places, int64_t leaves, const int64_t* values, const Row* grad, float* dw, float* d_bias
 ) {
     const int64_t columns = 2 * (leaves + 1);
-    Table table(columns);
+    const Table table = zeros(columns);
     Row *keys = table, *by_value = table + leaves + 1;
     const auto add = [](Row& to, const Row& x) {
         for (int d = 0; d < D; ++d) to[d] += x[d];

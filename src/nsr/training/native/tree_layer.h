@@ -23,9 +23,12 @@ struct Places {
     int64_t conv, conv_bias, root, update, update_bias;
 };
 
+// What a layer reads and makes; see LayerPlan in tree_plan.py.
 struct Layer {
-    int64_t replicas, read, nodes, first_pair, pairs, own_moves;  // rows that are read, rows that are made
-    int64_t weight_stride, copies, branch, host, sage;
+    const int32_t* members;
+    const float* t;
+    int64_t read, nodes, first_pair, pairs, own_moves;  // rows that are read, rows that are made
+    int64_t copies, branch, host, sage;
     Places at;
 };
 
@@ -49,20 +52,18 @@ struct Members {
     bool lone;              // every node is its own only member, so that all residuals are 0
 };
 
-void find_members(
-    Members& found, const Layer& layer, const int32_t* members, const float* t, const int64_t* place, int64_t first
-) {
+void find_members(Members& found, const Layer& layer, const int64_t* place, int64_t first) {
     found.count = std::min<int64_t>(BLOCK, layer.nodes - first);
     found.times[0] = layer.copies, found.times[1] = found.times[2] = 1;
     found.lone = true;
     for (int64_t n = 0; n < found.count; ++n) {
         const int64_t node = first + n, pair = node - layer.first_pair;
-        for (int i = 0; i < 3; ++i) found.row[i][n] = members[3 * node + i];
+        for (int i = 0; i < 3; ++i) found.row[i][n] = layer.members[3 * node + i];
         if (pair >= 0) {
             if (layer.own_moves) found.row[0][n] += place[pair];
             for (int i = 1; i < 3; ++i) found.row[i][n] += place[layer.pairs + 2 * pair + i - 1];
         }
-        const float own = t[2 * node], child = t[2 * node + 1];
+        const float own = layer.t[2 * node], child = layer.t[2 * node + 1];
         const float length = std::sqrt(layer.copies * own * own + 2 * child * child);
         found.t[0][n] = own, found.t[1][n] = child;
         found.s[0][n] = own / length, found.s[1][n] = found.s[2][n] = child / length;
@@ -128,8 +129,6 @@ void load_weights(Weights& to, const Layer& layer, const float* w, bool transpos
 // What both passes over a replica read.
 struct Input {
     const Row* rows;
-    const int32_t* members;
-    const float* t;
     const int64_t* place;
     const float* w;
 };
@@ -152,7 +151,7 @@ class Forward {
             output(of_nothing, hat, inner, &scale, 1);
         }
         for (int64_t first = 0; first < layer.nodes; first += BLOCK, ++saved, out += BLOCK) {
-            find_members(found, layer, in.members, in.t, in.place, first);
+            find_members(found, layer, in.place, first);
             aggregate_members(aggregate, own, found, in.rows);
             std::memcpy(out, own, found.count * sizeof(Row));
             if (layer.host)
@@ -248,8 +247,8 @@ class Backward {
         const Row* d_aggregates, Row* d_rows, float* dw
     )
         : layer(layer), p(layer.at), in(in), messages(messages), d_out(grad), saved(saved), d_rows(d_rows), dw(dw),
-          d_aggregates(d_aggregates), d_messages(layer.branch ? layer.read : 0),
-          d_sources(layer.branch ? layer.read : 0) {
+          d_aggregates(d_aggregates), d_messages(zeros(layer.branch ? layer.read : 0)),
+          d_sources(zeros(layer.branch ? layer.read : 0)) {
         load_weights(weights, layer, in.w, false);
     }
 
@@ -257,7 +256,7 @@ class Backward {
         std::fill_n(d_rows[0], layer.read * D, 0.0f);
         Row d_of_nothing[1] = {};  // of the branch's update where all residuals are 0
         for (int64_t first = 0; first < layer.nodes; first += BLOCK, ++saved, d_out += BLOCK) {
-            find_members(found, layer, in.members, in.t, in.place, first);
+            find_members(found, layer, in.place, first);
             aggregate_members(aggregate, own, found, in.rows);
             std::memcpy(d_own, d_out, found.count * sizeof(Row));
             if (layer.branch && found.lone) {

@@ -61,6 +61,21 @@ def test_adam_is_the_same(compared: Any, weight_decay: float) -> None:
     assert compared.adam_error(adam_native.adam_rows, 3, 1100, weight_decay) <= 5e-6
 
 
+@pytest.mark.parametrize("backbone", ["gcn", "sage", "gin"])
+@pytest.mark.parametrize("weight", ["null_space.message", "null_space.gate_hidden", "null_space.output.0"])
+def test_what_is_no_number_stays_so(compared: Any, backbone: str, weight: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = compared.models_of
+
+    def poisoned(*args: Any) -> Any:
+        models = made(*args)
+        models[0].layers[1].get_submodule(weight).weight.data[0, 0] = torch.nan
+        return models
+
+    monkeypatch.setattr(compared, "models_of", poisoned)
+    loss = compared.results(compared.Case(backbone, "nsr"), compared.native, "cpu")["loss"]
+    assert loss.isnan().tolist() == [True, False]
+
+
 def test_threads_change_nothing(compared: Any) -> None:
     case = compared.Case("sage", "nsr", depth=3)
     before = torch.get_num_threads()

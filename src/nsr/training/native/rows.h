@@ -88,9 +88,11 @@ void set_rows(Row* y, const float* bias, int64_t rows) {
         for (int v = 0; v < VECTORS; ++v) vec(y[n])[v] = vec(bias)[v];
 }
 
-// e^x, to the rounding of x: x = n ln 2 + f, and 2^n is made of bits.
-inline Vector exponential(Vector x) {
-    x = x < -87.0f ? Vector{} - 87.0f : x;
+// e^x, to the rounding of x: x = n ln 2 + f, and 2^n is made of bits. What is no number stays so, which is seen in its
+// bits alone: -ffast-math takes comparisons for true.
+inline Vector exponential(Vector exponent) {
+    const Integers number = (reinterpret_cast<const Integers&>(exponent) & 0x7fffffff) <= 0x7f800000;
+    Vector x = exponent < -87.0f ? Vector{} - 87.0f : exponent;
     x = x > 88.0f ? Vector{} + 88.0f : x;
     const Vector y = x * 1.44269504f + 0.5f;
     Integers n = __builtin_convertvector(y, Integers);  // towards 0
@@ -98,7 +100,7 @@ inline Vector exponential(Vector x) {
     const Vector f = x - __builtin_convertvector(n, Vector) * 0.693147181f;
     const Vector e = 1.0f + f * (1.0f + f * (1.0f / 2 + f * (1.0f / 6 + f * (1.0f / 24 + f * (1.0f / 120 + f / 720)))));
     const Integers bits = (n + 127) << 23;
-    return e * reinterpret_cast<const Vector&>(bits);
+    return number ? e * reinterpret_cast<const Vector&>(bits) : exponent;
 }
 
 // The normal distribution: density and share below x, both from one exponential. Abramowitz and Stegun 7.1.26, to 1e-7.

@@ -8,7 +8,6 @@ Every result also holds the accuracy by decile of the label diagnostic, which ``
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -110,7 +109,7 @@ def _configuration(
         "epochs": epochs,
         "weight_decay": training.WEIGHT_DECAY,
         "max_norm": training.MAX_NORM,
-        "rule": asdict(training.RULE),
+        "rule": training.RULE.described(),
         "matmul": torch.get_float32_matmul_precision(),
     }
     cells = [{"dataset": dataset, "backbone": backbone, "variant": variant, "split": split} for split in splits]

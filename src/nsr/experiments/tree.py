@@ -7,7 +7,7 @@ core of a CPU, if the seed is lucky.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -133,7 +133,7 @@ def _configuration(
         "trees_per_batch": trees_per_batch,
         "epochs": epochs,
         "max_seconds": max_seconds,
-        "rule": {name: value for name, value in asdict(rule).items() if name != "anneal_over" or value is not None},
+        "rule": rule.described(),
         "matmul": torch.get_float32_matmul_precision(),
     }
     cells = [{"depth": depth, "backbone": backbone, "variant": variant, "seed": seed} for seed in seeds]

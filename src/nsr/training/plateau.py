@@ -4,8 +4,8 @@ Everything is a tensor over the replicas, so an evaluation needs no synchronisat
 know whether all have stopped has to look.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,10 @@ class PlateauRule:
     threshold: float = 1e-4
     perfect: float | None = None
     anneal_over: int | None = None
+
+    def described(self) -> dict[str, Any]:
+        """The rule for a record; annealing alone where it is, so that records from before it stay what they were."""
+        return {name: value for name, value in asdict(self).items() if name != "anneal_over" or value is not None}
 
 
 class Plateau:

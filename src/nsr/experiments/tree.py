@@ -2,8 +2,8 @@
 
 Expected: 100 % at depths 2 to 6 for the three NSR backbones; originals fall off from depth 4 on (published GCN: 70 % at
 depth 4, 19 % at 5). Depths from 5 on need thousands of epochs, so give them a time limit: what has been reached by then
-is the result. With eight trees a batch and a patience of 30 epochs, GCN with NSR at depth 5 takes seven minutes on one
-core of a CPU, if the seed is lucky.
+is the result, or anneal: with eight trees a batch and 7,000 epochs along a cosine, GCN with NSR at depth 6 reaches 96 %
+in 45 minutes on one core of a CPU.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 A library is compiled once, in seconds, into the user's cache folder; its name is a hash of all that it is made from, so
 another source, compiler or processor makes another one. It knows plain pointers alone, and nothing of torch. Where
-there is no compiler, or where it refuses, the plain twins compute the same, three to four times as slowly.
+there is no compiler, or where it refuses, the plain twins compute the same, several times as slowly.
 """
 
 import ctypes

@@ -22,8 +22,8 @@ typedef int32_t Integers __attribute__((vector_size(LANES * sizeof(int32_t)), al
 using Row = float[D];
 using Matrix = float[D][D];
 
-// A row as vectors. What is written with them is done in the order in which it stands, so that the compiler need not ask
-// whether rows overlap each time it meets two.
+// A row as vectors. What is written with them is done in the order in which it stands, so that the compiler need not
+// ask whether rows overlap each time it meets two.
 inline Vector* vec(float* row) { return reinterpret_cast<Vector*>(row); }
 inline const Vector* vec(const float* row) { return reinterpret_cast<const Vector*>(row); }
 

@@ -64,9 +64,11 @@ class Step {
     struct Passed {
         Table messages;
         std::unique_ptr<Saved[]> saved;
-        std::vector<float> count;    // of GIN, as the rest: how often each row that is made occurs in the batch
-        std::vector<Table> x, hat;   // of each stage: what it reads, and that normed
-        Table scale, out;            // 1 / std of each stage; what the last one makes
+        // Of GIN: how often each row that is made occurs in the batch; what each stage reads, and at the end what the
+        // last one makes; of each stage what it has normed, and 1 / std.
+        std::vector<float> count;
+        std::vector<Table> x, hat;
+        Table scale;
     };
 
     int64_t places() const { return model.trees * model.leaves; }
@@ -79,9 +81,9 @@ class Step {
     void forward(const TreeLayer& at) {
         const Layer& layer = at.layer;
         const Input in{rows.back(), batch.place, w};
+        const int64_t blocks = (layer.nodes + BLOCK - 1) / BLOCK;
         Passed kept{
-            Table(layer.branch ? layer.read : 0), std::unique_ptr<Saved[]>(new Saved[(layer.nodes + BLOCK - 1) / BLOCK]),
-            {}, {}, {}, Table(2), Table(layer.host ? 0 : layer.nodes)
+            Table(layer.branch ? layer.read : 0), std::unique_ptr<Saved[]>(new Saved[blocks]), {}, {}, {}, Table(2)
         };
         Table made(layer.nodes), aggregate(layer.host ? 0 : layer.nodes);
         Forward(layer, in, made, aggregate, kept.messages, kept.saved.get()).run();
@@ -90,7 +92,7 @@ class Step {
             kept.x.push_back(std::move(aggregate));
             for (int s = 0; s < 2; ++s) stage(at.stages[s], s, layer.nodes, kept);
             for (int64_t n = 0; n < layer.nodes; ++n)
-                for (int v = 0; v < VECTORS; ++v) vec(made[n])[v] += vec(kept.out[n])[v];
+                for (int v = 0; v < VECTORS; ++v) vec(made[n])[v] += vec(kept.x[2][n])[v];
         }
         rows.push_back(std::move(made));
         passed.push_back(std::move(kept));
@@ -99,11 +101,11 @@ class Step {
     // Stage s of GIN's conv; the running statistics follow those of the batch.
     void stage(const Stage& at, int s, int64_t nodes, Passed& kept) {
         Row mean, variance;
-        Table y(nodes);
         kept.hat.emplace_back(nodes);
+        kept.x.emplace_back(nodes);
         stage_forward(
             nodes, kept.x[s], w + at.weight, w + at.bias, w + at.norm, w + at.norm_bias, kept.count.data(),
-            kept.hat[s], y, mean, variance, kept.scale[s]
+            kept.hat[s], kept.x[s + 1], mean, variance, kept.scale[s]
         );
         const float all = std::accumulate(kept.count.begin(), kept.count.end(), 0.0f);
         for (int d = 0; d < D; ++d) {
@@ -111,10 +113,6 @@ class Step {
             running_mean += MOMENTUM * (mean[d] - running_mean);
             running_variance += MOMENTUM * (variance[d] * (all / (all - 1)) - running_variance);
         }
-        if (s == 0)
-            kept.x.push_back(std::move(y));
-        else
-            kept.out = std::move(y);
     }
 
     // The gradient of what a layer reads.
@@ -124,15 +122,15 @@ class Step {
         Table d_aggregate(layer.host ? 0 : nodes), d_read(layer.read);
         if (!layer.host) {
             Table d_hidden(nodes);
-            const auto back = [&](int s, const Row* y, const Row* d_y, Row* d_x) {
+            const auto back = [&](int s, const Row* d_y, Row* d_x) {
                 const Stage& stage = at.stages[s];
                 stage_backward(
-                    nodes, kept.x[s], w + stage.weight, w + stage.norm, kept.count.data(), kept.hat[s], y,
+                    nodes, kept.x[s], w + stage.weight, w + stage.norm, kept.count.data(), kept.hat[s], kept.x[s + 1],
                     kept.scale[s], d_y, d_x, dw + stage.weight, dw + stage.bias, dw + stage.norm, dw + stage.norm_bias
                 );
             };
-            back(1, kept.out, grad, d_hidden);
-            back(0, kept.x[1], d_hidden, d_aggregate);
+            back(1, grad, d_hidden);
+            back(0, d_hidden, d_aggregate);
         }
         const Input in{read, batch.place, w};
         Backward(layer, in, kept.messages, kept.saved.get(), grad, d_aggregate, d_read, dw).run();

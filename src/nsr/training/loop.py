@@ -1,5 +1,8 @@
 """The outer loop that every task shares: epochs, looks, checkpoints, the end. What an epoch is, the task says.
 
+Replicas stop at different epochs, and one that has stopped costs as much as one that trains. So a stack is narrowed to
+those that go on, and the trainer that it came from keeps the state of all.
+
 A run pauses after each epoch, so that several can take turns on one GPU: a captured step of a small model leaves most
 of it idle, and steps on different streams fill it.
 """
@@ -20,6 +23,7 @@ from nsr.training.plateau import Plateau
 from nsr.training.progress import Progress, Watch
 
 SAVE_EVERY = 60.0  # seconds between two checkpoints
+NARROW_BELOW = 0.75  # the share of a stack still training at which building a smaller one pays
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -42,7 +46,10 @@ class Trainer(Protocol):
         """Train epoch ``number``, counted from 0; evaluate where it is time to."""
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that an epoch changes."""
+        """Every tensor that an epoch changes, each ``[R, ...]`` or a scalar that all replicas share."""
+
+    def narrowed(self, replicas: Sequence[int]) -> "Trainer":
+        """A new trainer of some of the replicas, made as this one was; its state is given to it afterwards."""
 
 
 def train(
@@ -70,6 +77,7 @@ def train(
         Epochs done, and seconds since the start or the resumption.
     """
     keeper = Keeper(save_to, configuration or {}, SAVE_EVERY)
+    stack = _Stack(trainer)
     done, found = 0, keeper.resume()
     if found:
         saved_state, done = found
@@ -78,12 +86,13 @@ def train(
     began, first = time.monotonic(), done
     end = math.inf if max_seconds is None else began + max_seconds
     while done < epochs:
-        trainer.epoch(done)
+        stack.epoch(done)
         done += 1
         up = time.monotonic() >= end  # an epoch may be long: time is no matter of looks
         if done % look_every and done < epochs and not up and not interruption.requested():
             yield
             continue
+        stack.give_back()
         plateau = trainer.plateau
         active = int(plateau.active.sum())  # waits for the device
         seconds = max(time.monotonic() - began, 1e-9)
@@ -96,8 +105,43 @@ def train(
             keeper.keep(trainer.state, done, stopped=over)
         if over:
             break
+        stack.narrow()
         yield
     return done, time.monotonic() - began
+
+
+class _Stack:
+    """The replicas of a trainer that go on, as a smaller trainer once enough others have stopped."""
+
+    def __init__(self, whole: Trainer) -> None:
+        self.whole = self.now = whole
+        self.rows = torch.arange(len(whole.latest), device=whole.latest.device)
+
+    def epoch(self, number: int) -> None:
+        self.now.epoch(number)
+
+    def give_back(self) -> None:
+        """Bring the state of all replicas up to date."""
+        if self.now is self.whole:
+            return
+        state = self.whole.state()
+        for name, tensor in self.now.state().items():
+            if tensor.dim():
+                state[name].data[self.rows] = tensor.data
+            else:
+                state[name].data.copy_(tensor)
+        self.whole.latest[self.rows] = self.now.latest
+
+    def narrow(self) -> None:
+        """Go on without the replicas that have stopped, where they are enough; the whole is up to date."""
+        active = self.whole.plateau.active
+        if int(active.sum()) > NARROW_BELOW * len(self.rows):
+            return
+        self.rows = active.nonzero().squeeze(1)
+        self.now = self.whole.narrowed(self.rows.tolist())
+        state = self.whole.state()
+        for name, tensor in self.now.state().items():
+            tensor.data.copy_(state[name][self.rows] if tensor.dim() else state[name])
 
 
 def at_once(run: Callable[P, Run[T]]) -> Callable[P, T]:

@@ -106,6 +106,7 @@ class _Trainer:
         rule: PlateauRule,
         device: torch.device,
     ) -> None:
+        self.models, self.data, self.epochs, self.batch, self.rule = models, data, epochs, batch, rule
         self.store = MoleculeStore(data["train"], device)
         self.val_batch = MoleculeStore(data["val"], device).everything()
         self.test_batch = MoleculeStore(data["test"], device).everything()
@@ -171,3 +172,7 @@ class _Trainer:
 
     def state(self) -> dict[str, Tensor]:
         return loop.named(replicas=self.replicas.state(), plateau=self.plateau.state(), best=self.best)
+
+    def narrowed(self, replicas: Sequence[int]) -> "_Trainer":
+        models = [self.models[r] for r in replicas]
+        return _Trainer(models, self.data, self.epochs, self.batch, self.rule, self.device)

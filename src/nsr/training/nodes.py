@@ -100,6 +100,7 @@ class _Trainer:
     ) -> None:
         if len(models) != len(splits):
             raise ValueError(f"Give one model a split; got {len(models)} models and {len(splits)} splits.")
+        self.models, self.graph, self.splits, self.rule = models, graph, splits, rule
         self.metric = roc_auc if graph.metric == "roc_auc" else accuracy
         self.x = torch.from_numpy(graph.features).to(device)
         self.labels = torch.from_numpy(graph.labels).to(device)
@@ -158,3 +159,7 @@ class _Trainer:
     def state(self) -> dict[str, Tensor]:
         metrics = {"latest": self.latest, "test": self.test}
         return loop.named(replicas=self.replicas.state(), plateau=self.plateau.state(), best=self.best, metrics=metrics)
+
+    def narrowed(self, replicas: Sequence[int]) -> "_Trainer":
+        models, splits = [self.models[r] for r in replicas], [self.splits[r] for r in replicas]
+        return _Trainer(models, self.graph, splits, self.rule, self.device)

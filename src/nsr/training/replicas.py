@@ -60,7 +60,7 @@ class Replicas:
         if any(own != shapes[0] for own in shapes):
             raise ValueError("The replicas differ in structure; build all of them from one configuration.")
         self.count = len(models)
-        every = {name: torch.stack([b[name] for b in buffers]).to(device) for name in buffers[0]}
+        every = {name: torch.stack([b[name].to(device) for b in buffers]) for name in buffers[0]}
         self.buffers = {name: values for name, values in every.items() if not _constant(name, values)}
         dtype = next(models[0].parameters()).dtype
         self.rows = torch.zeros(self.count, sum(_padded(s) for s in shapes[0].values()), device=device, dtype=dtype)
@@ -69,7 +69,7 @@ class Replicas:
         self.parameters = _cut(self.rows, shapes[0])
         self._gradients = _cut(self.gradient, shapes[0])
         for name, stacked in self.parameters.items():
-            stacked.copy_(torch.stack([p[name].detach() for p in parameters]))
+            stacked.copy_(torch.stack([p[name].detach().to(device) for p in parameters]))
             stacked.requires_grad_()
         self._leaves = dict(self.parameters)  # what gradients are taken of
         self.template = models[0].to(device)

@@ -111,7 +111,8 @@ class _Trainer:
                 f"of depths {sorted(depths)}."
             )
         depth = depths.pop()
-        self.tasks, self.device, self.grouped = tasks, device, trees_per_batch is not None
+        self.models, self.tasks, self.rule, self.trees_per_batch = models, tasks, rule, trees_per_batch
+        self.device, self.grouped = device, trees_per_batch is not None
         self.permutations = _stack([task.permutations for task in tasks], device)  # shape: [R, P, L]
         replicas, trees, leaves = self.permutations.shape
         self.train = _stack([task.train for task in tasks], device)  # shape: [R, M]
@@ -212,6 +213,10 @@ class _Trainer:
 
     def state(self) -> dict[str, Tensor]:
         return loop.named(replicas=self.replicas.state(), plateau=self.plateau.state(), best=self.best)
+
+    def narrowed(self, replicas: Sequence[int]) -> "_Trainer":
+        models, tasks = [self.models[r] for r in replicas], [self.tasks[r] for r in replicas]
+        return _Trainer(models, tasks, self.rule, self.trees_per_batch, self.device)
 
 
 def _tree_model(model: GraphModel, depth: int, trees: int, pairs: int, replicas: Replicas) -> TreeModel:

@@ -137,6 +137,25 @@ def test_heterophily_and_diagnostic(tmp_path: Path, small_board: None) -> None:
     assert collected["metrics"]["accuracy_by_bin"] == result["metrics"]["accuracy_by_bin"]
 
 
+def test_another_dropout_is_another_cell(tmp_path: Path, small_board: None) -> None:
+    options = ["--dataset", "minesweeper-generated", "--backbone", "gcn", "--variant", "nsr", "--split", "0"]
+    options += ["--epochs", "10", "--device", "cpu", "--results", str(tmp_path), "--outputs", str(tmp_path)]
+    for more in ([], ["--dropout", "0.5"], ["--dropout", str(experiment.DROPOUT)]):
+        run("heterophily", *options, *more)
+    usual, other = (
+        json.loads((tmp_path / "heterophily" / f"minesweeper-generated-gcn-nsr-{rest}.json").read_text())
+        for rest in ("0", "0.5-0")
+    )
+    assert len(list((tmp_path / "heterophily").glob("*.json"))) == 2
+    assert "dropout" not in usual["cell"]
+    assert usual["config"]["dropout"] == experiment.DROPOUT
+    assert "--dropout" not in usual["command"]
+    assert other["cell"]["dropout"] == other["config"]["dropout"] == 0.5
+    assert other["command"].endswith("--split 0 --dropout 0.5")
+    run("diagnostic", *options[:4], "--results", str(tmp_path))
+    assert [path.stem for path in (tmp_path / "diagnostic").glob("*-0.json")] == ["minesweeper-generated-gcn-nsr-0"]
+
+
 def test_ablation_has_every_variant(tmp_path: Path, small_board: None) -> None:
     options = ["--dataset", "minesweeper-generated", "--backbone", "sage", "--split", "0", "--epochs", "10"]
     run("graph-ablation", *options, "--device", "cpu", "--results", str(tmp_path), "--outputs", str(tmp_path))

@@ -21,13 +21,13 @@ from nsr.training.plateau import PlateauRule
 from nsr.training.tree import train_trees
 
 REPLICAS = [0, 1, 2, 3]
-GRAPH = minesweeper(side=12, splits=4, seed=2)
+GRAPH = minesweeper(side=8, splits=4, seed=2)
 
 
 def train_on_nodes(**more: Any) -> Any:
     def model() -> GraphModel:
         return graph_model(
-            "gin", "nsr", lambda w: nn.Linear(7, w), seed=42, width=16, outputs=2, layers=2, dropout=0.5, fuse=True
+            "gin", "nsr", lambda w: nn.Linear(7, w), seed=42, width=8, outputs=2, layers=2, dropout=0.5, fuse=True
         )
 
     rule = PlateauRule("max", rate=1e-2, patience=1, stop_after=4)

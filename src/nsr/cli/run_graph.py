@@ -49,6 +49,12 @@ Precision = Annotated[
         "Default: bf16 on a GPU."
     ),
 ]
+Dropout = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, max=0.95, help="Another dropout than the one that gives the paper's numbers: cells of their own."
+    ),
+]
 Together = Annotated[int, typer.Option(min=1, help="Seeds or splits trained at once; fewer need less memory.")]
 Concurrent = Annotated[int, typer.Option(min=1, help="Models that take turns on the device; fills a GPU.")]
 Results = Annotated[Path, typer.Option(help="Where results go, one JSON a run.")]
@@ -143,6 +149,7 @@ def heterophily(
     backbone: Backbones = _BACKBONES,
     variant: Variants = "original,nsr",
     split: Splits = "",
+    dropout: Dropout = None,
     precision: Precision = None,
     data: Data = None,
     *,
@@ -154,7 +161,7 @@ def heterophily(
 
     splits = integers("--split", split) if split else None
     configurations = heterophily_configurations(
-        names(dataset), *_models(backbone, variant), splits, device, runs.epochs, data
+        names(dataset), *_models(backbone, variant), splits, device, runs.epochs, data, dropout
     )
     runs.make(configurations, device)
 
@@ -163,6 +170,7 @@ def zinc(
     backbone: Backbones = _BACKBONES,
     variant: Variants = "original,nsr",
     seed: Seeds = "0-9",
+    dropout: Dropout = None,
     precision: Precision = None,
     data: Data = None,
     *,
@@ -173,7 +181,7 @@ def zinc(
     from nsr.experiments.zinc import zinc_configurations
 
     seeds = integers("--seed", seed)
-    configurations = zinc_configurations(*_models(backbone, variant), seeds, device, runs.epochs, data)
+    configurations = zinc_configurations(*_models(backbone, variant), seeds, device, runs.epochs, data, dropout)
     runs.make(configurations, device)
 
 
@@ -181,6 +189,7 @@ def graph_ablation(
     dataset: Datasets = "minesweeper",
     backbone: Backbones = _BACKBONES,
     split: Splits = "",
+    dropout: Dropout = None,
     precision: Precision = None,
     data: Data = None,
     *,
@@ -188,7 +197,7 @@ def graph_ablation(
 ) -> None:
     """Train the controls beside the method: post-aggregation only, raw source, and a wider original of equal size."""
     controls = "original,post-aggregation,raw-source,nsr,matched"
-    heterophily(dataset, backbone, controls, split, precision, data, runs=runs)
+    heterophily(dataset, backbone, controls, split, dropout, precision, data, runs=runs)
 
 
 def diagnostic(

@@ -96,7 +96,8 @@ def run_accuracy(
             count = 0
             for path in sorted((results / "heterophily").glob(f"{dataset}-{backbone}-*.json")):
                 trained = record.read(path)
-                if trained.cell["variant"] not in ("original", "nsr") or trained.status != "done":
+                compared = trained.cell["variant"] in ("original", "nsr") and "dropout" not in trained.cell
+                if not compared or trained.status != "done":
                     continue
                 metrics = {key: trained.metrics[key] for key in ("accuracy_by_bin", "score_by_bin", "count_by_bin")}
                 if None in metrics["accuracy_by_bin"]:

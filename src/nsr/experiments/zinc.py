@@ -28,10 +28,12 @@ def zinc_configurations(
     device: torch.device,
     epochs: int | None = None,
     folder: Path | None = None,
+    dropout: float | None = None,
 ) -> list[Configuration]:
     """Every combination of backbone and variant, with the seeds as replicas."""
+    dropout = DROPOUT if dropout is None else dropout
     return [
-        _configuration(backbone, variant, seeds, device, epochs or training.EPOCHS, folder)
+        _configuration(backbone, variant, seeds, device, epochs or training.EPOCHS, folder, dropout)
         for backbone in backbones
         for variant in variants
     ]
@@ -44,6 +46,7 @@ def _configuration(
     device: torch.device,
     epochs: int,
     folder: Path | None,
+    dropout: float,
 ) -> Configuration:
     def train(cells: Sequence[Cell], place: Place) -> Run[Trained]:
         models = [
@@ -55,7 +58,7 @@ def _configuration(
                 width=WIDTH,
                 outputs=1,
                 layers=LAYERS,
-                dropout=DROPOUT,
+                dropout=dropout,
                 readout="graph",
                 fuse=device.type == "cuda",
             )
@@ -87,7 +90,7 @@ def _configuration(
     config = {
         "width": WIDTH,
         "layers": LAYERS,
-        "dropout": DROPOUT,
+        "dropout": dropout,
         "batch": training.BATCH,
         "epochs": epochs,
         "weight_decay": training.WEIGHT_DECAY,
@@ -95,6 +98,8 @@ def _configuration(
         "rule": training.RULE.described(),
         "matmul": torch.get_float32_matmul_precision(),
     }
-    cells = [{"backbone": backbone, "variant": variant, "seed": seed} for seed in seeds]
+    other = {} if dropout == DROPOUT else {"dropout": dropout}
+    cells = [{"backbone": backbone, "variant": variant, **other, "seed": seed} for seed in seeds]
     command = f"nsr run zinc --backbone {backbone} --variant {variant} --seed {','.join(map(str, seeds))}"
+    command += f" --dropout {dropout:g}" if other else ""
     return Configuration("zinc", cells, config, command, train)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from nsr.report import paper
 from nsr.report.book import Book
+from nsr.report.dropout_table import dropout_table
 from nsr.report.names import BACKBONES, FURTHER_HETEROPHILOUS, HETEROPHILOUS, ROC_AUC, name
 from nsr.report.table import NOT_RUN, Cell, Row, Table, contest, gain, measured
 
@@ -11,7 +12,7 @@ DEPTHS = range(2, 9)
 
 
 def graph_tables(book: Book) -> list[Table]:
-    """Tree fit, heterophilous nodes with controls, ZINC, data statistics."""
+    """Tree fit, heterophilous nodes with controls, ZINC, dropout, data statistics."""
     return [
         _tree(book),
         _tree_training(book),
@@ -20,6 +21,7 @@ def graph_tables(book: Book) -> list[Table]:
         _controls(book),
         _diagnostic_scores(book),
         _zinc(book),
+        *(table for table in [dropout_table(book)] if table.rows),
         _statistics(book),
     ]
 

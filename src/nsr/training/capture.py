@@ -8,13 +8,16 @@ import torch
 from nsr.kernels.member_order import one_capture
 
 _WARM_UP = 3
+_ATTEMPTS = 2
 
 
 class CapturedStep:
     """Call a step again and again; on a GPU from a CUDA graph, elsewhere as it is.
 
     The step takes nothing and returns nothing: it reads and writes tensors that stay where they are. Its first calls
-    run eagerly (libraries choose their algorithms then) and count as steps like any other.
+    run eagerly (libraries choose their algorithms then) and count as steps like any other. A capture can fail because a
+    library loads a kernel in it that the eager calls did not need (cuBLAS does, now and then); the kernel is there
+    afterwards, so a step is captured once more before it is left to run eagerly for good.
 
     Args:
         step: The step.
@@ -25,6 +28,7 @@ class CapturedStep:
         self.step = step
         self.graph: torch.cuda.CUDAGraph | None = None
         self._eager_calls = _WARM_UP if device.type == "cuda" else -1  # counts down to the capture
+        self._attempts = _ATTEMPTS
 
     def __call__(self) -> None:
         """One step."""
@@ -53,8 +57,10 @@ class CapturedStep:
         except RuntimeError as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
-            warnings.warn(f"The step could not be captured in a CUDA graph and runs eagerly: {error}", stacklevel=3)
-            self._eager_calls = -1
+            self._attempts -= 1
+            self._eager_calls = _WARM_UP if self._attempts else -1
+            if not self._attempts:
+                warnings.warn(f"The step could not be captured in a CUDA graph and runs eagerly: {error}", stacklevel=3)
             self.step()
             return
         self.graph = graph

@@ -105,7 +105,8 @@ def train(
             keeper.keep(trainer.state, done, stopped=over)
         if over:
             break
-        stack.narrow()
+        if done < epochs:
+            stack.narrow()
         yield
     return done, time.monotonic() - began
 

@@ -79,7 +79,7 @@ def _diagnostic(book: Book) -> list[Figure]:
         bins, variant = run.metrics.get("accuracy_by_bin"), run.cell.get("variant")
         if isinstance(bins, list) and variant in ("original", "nsr"):
             found[str(run.cell.get("dataset")), str(run.cell.get("backbone"))][variant][run.replicate] = bins
-    accuracy, gains = [], []
+    accuracy, gains, total = [], [], 0
     for (dataset, backbone), splits in sorted(found.items()):
         series = SERIES.get(backbone, 4)
         heading = f"{name(dataset)}, {name(backbone)}"
@@ -88,6 +88,7 @@ def _diagnostic(book: Book) -> list[Figure]:
         gain = _curve([_difference(splits["original"][split], splits["nsr"][split]) for split in common])
         if not gain:
             continue
+        total += sum(map(len, splits.values()))
         chart = Chart(f"Accuracy by score decile, {heading}", *_axes(original + nsr, "per cent correct"))
         _draw(chart, original, series, "dash")
         _draw(chart, nsr, series, "")
@@ -97,7 +98,6 @@ def _diagnostic(book: Book) -> list[Figure]:
         chart.rule((chart.x.low, 0), (chart.x.high, 0), "zero")
         _draw(chart, gain, series, "")
         gains.append(Panel(heading, chart.svg()))
-    total = sum(len(by_split) for splits in found.values() for by_split in splits.values())
     remark = (
         "Test nodes of each split in ten bins of about equal size, by how much of their neighbours' labels lies in the "
         "null space of the aggregation. Lines are means over splits, bands one sample standard deviation."

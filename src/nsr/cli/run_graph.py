@@ -51,9 +51,7 @@ Precision = Annotated[
 ]
 Dropout = Annotated[
     float | None,
-    typer.Option(
-        min=0.0, max=0.95, help="Another dropout than the one that gives the paper's numbers: cells of their own."
-    ),
+    typer.Option(min=0.0, max=0.95, help="Default: 0.2 on nodes, 0.5 on ZINC. Another one makes cells of its own."),
 ]
 Together = Annotated[int, typer.Option(min=1, help="Seeds or splits trained at once; fewer need less memory.")]
 Concurrent = Annotated[int, typer.Option(min=1, help="Models that take turns on the device; fills a GPU.")]

@@ -105,7 +105,7 @@ def errors(case: Case) -> dict[str, float]:
         if case.free_mean:
             unit, mean = t, free_mean.to(dtype, copy=True).requires_grad_()
         else:
-            unit = unit_coefficient(t, source, case.target, case.rows, fused=fused)
+            unit = unit_coefficient(t, source, case.target, case.rows, fused=None if fused else False)
             mean = segment_sum(tables[0], source, case.target, unit, case.rows, fused=fused)
         mean.retain_grad()
         arguments = (*tables[:3], mean, *tables[3:])

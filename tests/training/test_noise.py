@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from nsr.training import native, noise_native
+from nsr.kernels import native
+from nsr.training import noise_native
 from nsr.training.noise import (
     SeededDropout,
     key_of,

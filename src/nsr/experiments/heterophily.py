@@ -80,7 +80,7 @@ def _configuration(
                 outputs=graph.classes,
                 layers=LAYERS,
                 dropout=dropout,
-                fuse=device.type == "cuda",
+                fuse=True,
             )
             for _ in cells
         ]

@@ -64,7 +64,7 @@ def _configuration(
                 layers=LAYERS,
                 dropout=dropout,
                 readout="graph",
-                fuse=device.type == "cuda",
+                fuse=True,
             )
             for cell in cells
         ]

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsr.kernels import gated_sum_plain
+from nsr.kernels import gated_sum_native, gated_sum_plain
 from nsr.kernels.gated_sum_tables import Tables
 from nsr.kernels.index_origin import index_origin
 from nsr.kernels.member_order import from_origin
-from nsr.kernels.paths import Precision, choose
+from nsr.kernels.paths import Precision, choose, runs_native
 from nsr.kernels.replicas import fold, fold_rows, in_rows, one_by_one, unfold
 
 
@@ -122,6 +122,8 @@ def _forward(
     with torch.autocast(messages.device.type, enabled=False), from_origin(origin):
         if not fused:
             return gated_sum_plain.forward(tables, source, target, coefficient)
+        if runs_native(messages):
+            return gated_sum_native.forward(tables, source, target, coefficient)
         from nsr.kernels import gated_sum_fused
 
         return gated_sum_fused.forward(tables, source, target, coefficient, precision)
@@ -151,6 +153,8 @@ def _backward(
     with torch.autocast(messages.device.type, enabled=False), from_origin(origin):
         if not fused:
             grads = gated_sum_plain.backward(*args)
+        elif runs_native(messages):
+            grads = gated_sum_native.backward(*args)
         else:
             from nsr.kernels import gated_sum_fused
 

@@ -6,9 +6,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from nsr.kernels import member_library
+
 Precision = Literal["fp32", "tf32", "bf16"]
 
 _FROM_TORCH: dict[str, Precision] = {"highest": "fp32", "high": "tf32", "medium": "bf16"}
+_DOUBLE = "float64 input, which the fused kernels would round to float32"
 _MAX_WIDTH = 512
 _MAX_HEADS = 16
 
@@ -52,13 +55,40 @@ def choose(
         deterministic = torch.are_deterministic_algorithms_enabled()
     if fused is False:
         return Path(False, precision, deterministic, "plain: asked for by fused=False")
-    obstacle = _obstacle(messages, coefficient)
+    if runs_native(messages):
+        obstacle = _native_obstacle(messages.dtype, coefficient.dtype, messages.shape[-1], coefficient.shape[-1])
+        if obstacle is None:  # whose products are always fp32, its sums always in the order of the members
+            return Path(True, "fp32", True, "fused: CPU, fp32 product in C++, in a fixed order")
+    else:
+        obstacle = _obstacle(messages, coefficient)
     if obstacle and fused:
         raise ValueError(f"fused=True, but {obstacle}. Leave fused at None to take the plain path there.")
     if obstacle:
         return Path(False, precision, deterministic, f"plain: {obstacle}")
     order = "in a fixed order" if deterministic else "with atomic sums to the sources"
     return Path(True, precision, deterministic, f"fused: CUDA, {precision} product, {order}")
+
+
+def runs_native(x: Tensor) -> bool:
+    """Whether what is fused for this tensor is C++: on a CPU, where kernels are not interpreted."""
+    return x.device.type == "cpu" and not _interpreting()
+
+
+@torch.compiler.assume_constant_result
+def _interpreting() -> bool:
+    if find_spec("triton") is None:
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+@torch.compiler.assume_constant_result
+def _native_obstacle(messages: torch.dtype, coefficient: torch.dtype, width: int, heads: int) -> str | None:
+    """Why the C++ kernels cannot run."""
+    if torch.float64 in (messages, coefficient):
+        return _DOUBLE
+    return member_library.obstacle(width, heads)
 
 
 def _obstacle(messages: Tensor, coefficient: Tensor) -> str | None:
@@ -74,7 +104,7 @@ def _obstacle(messages: Tensor, coefficient: Tensor) -> str | None:
 def device_obstacle(x: Tensor) -> str | None:
     """Why no fused kernel can run on a tensor like this, whatever its shape."""
     if x.dtype == torch.float64:
-        return "float64 input, which the fused kernels would round to float32"
+        return _DOUBLE
     return _device_obstacle(x.device.type, x.device.index)
 
 
@@ -85,9 +115,7 @@ def _device_obstacle(kind: str, index: int | None) -> str | None:
     if kind == "cuda":
         capability = torch.cuda.get_device_capability(index)
         return None if capability >= (8, 0) else f"compute capability {capability}, and bf16 products need (8, 0)"
-    import triton
-
-    return None if triton.knobs.runtime.interpret else f"a tensor on {kind}, and the fused kernels run on CUDA"
+    return None if _interpreting() else f"a tensor on {kind}, and the fused kernels run on CUDA"
 
 
 @torch.compiler.assume_constant_result

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsr.kernels import segment_sum_plain
+from nsr.kernels import segment_sum_native, segment_sum_plain
 from nsr.kernels.index_origin import index_origin
 from nsr.kernels.member_order import from_origin
-from nsr.kernels.paths import choose
+from nsr.kernels.paths import choose, runs_native
 from nsr.kernels.replicas import fold, fold_rows, in_rows, one_by_one, unfold
 
 
@@ -62,6 +62,8 @@ def _sum(
 ) -> Tensor:
     if not fused:
         return segment_sum_plain.forward(messages, source, target, coefficient, num_targets)
+    if runs_native(messages):
+        return segment_sum_native.forward(messages, source, target, coefficient, num_targets)
     from nsr.kernels import segment_sum_fused
 
     with from_origin(origin):
@@ -82,6 +84,8 @@ def _sum_backward(
     args = (grad, messages, source, target, coefficient, needs_coefficient)
     if not fused:
         grads = segment_sum_plain.backward(*args)
+    elif runs_native(messages):
+        grads = segment_sum_native.backward(*args)
     else:
         from nsr.kernels import segment_sum_fused
 

@@ -1,15 +1,18 @@
 """Adam of all replicas in one pass over their rows, in C++; the plain twin is ``nsr.training.replicas.adam_rows``."""
 
 import ctypes
+from pathlib import Path
 
 from torch import Tensor
 
-from nsr.training.native import load_library, pointers, threads
+from nsr.kernels.native import load_library, pointers, threads
+
+_SOURCE = Path(__file__).parent / "native" / "adam.cpp"
 
 
 def available() -> bool:
     """Whether it can be compiled here."""
-    return load_library("adam") is not None
+    return load_library(_SOURCE) is not None
 
 
 def adam_rows(
@@ -24,7 +27,7 @@ def adam_rows(
     eps: float,
 ) -> None:
     """See :func:`nsr.training.replicas.adam_rows`."""
-    library = load_library("adam")
+    library = load_library(_SOURCE)
     assert library is not None, "ask available() first"
     seen = [1 - beta ** steps.item() for beta in betas]
     library.adam(

@@ -20,6 +20,7 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 from nsr.training import adam_native
+from nsr.training.onednn_products import onednn_products
 from nsr.training.replica_linears import bias_in_products
 
 # Each tensor starts on a 64-byte boundary of its row, as matrix products like it.
@@ -96,13 +97,15 @@ class Replicas:
         if self.count == 1:  # nothing to batch: the same without the cost of vmap
             alone = [x if dim is None else x.squeeze(dim) for x, dim in zip(args, in_dims, strict=True)]
             parameters, buffers = ({n: x.squeeze(0) for n, x in d.items()} for d in (self.parameters, self.buffers))
-            return tree_map(lambda out: out.unsqueeze(0), one(parameters, buffers, *alone))
+            with onednn_products(self.rows.device):
+                return tree_map(lambda out: out.unsqueeze(0), one(parameters, buffers, *alone))
         with bias_in_products(self.rows.device):
             return vmap(one, in_dims=(0, 0, *in_dims), randomness="error")(self.parameters, self.buffers, *args)
 
     def backward(self, losses: Tensor) -> None:
         """Gradients of each replica's own loss, ``[R]``, in the place of those before."""
-        gradients = torch.autograd.grad(losses.sum(), list(self._leaves.values()), materialize_grads=True)
+        with onednn_products(self.rows.device):
+            gradients = torch.autograd.grad(losses.sum(), list(self._leaves.values()), materialize_grads=True)
         torch._foreach_copy_([self._gradients[name] for name in self._leaves], gradients)
 
     def section(self, prefix: str) -> Section:

@@ -1,13 +1,14 @@
 """The model on trees in C++: loss and gradient of a training step in one call; see ``native/tree_step.h``."""
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsr.graph.models import GraphModel
-from nsr.training.native import load_library, pointers, threads
+from nsr.kernels.native import load_library, pointers, threads
 from nsr.training.replicas import Replicas
 from nsr.training.tree_batches import Queries
 from nsr.training.tree_layer import Weights
@@ -15,6 +16,7 @@ from nsr.training.tree_model import TreeModel
 from nsr.training.tree_plan import LayerPlan
 from nsr.training.tree_sections import PLACES, places
 
+_SOURCE = Path(__file__).parent / "native" / "tree.cpp"
 _MOST_HEIGHTS = 8
 
 
@@ -77,7 +79,7 @@ class NativeTreeModel(TreeModel):
 
 def tree_library(width: int) -> ctypes.CDLL | None:
     """The functions for models of a width, where they can be compiled."""
-    return load_library("tree", (f"NSR_WIDTH={width}",))
+    return load_library(_SOURCE, (f"NSR_WIDTH={width}",))
 
 
 class _Stage(ctypes.Structure):

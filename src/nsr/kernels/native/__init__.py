@@ -16,18 +16,17 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from nsr.training.whole_file import replacing
 
 # Sums may be taken in any order and mathematical functions a vector at a time; nothing here relies on infinities. Not
 # for the linker: a library linked with -ffast-math takes denormal numbers away from the whole process that loads it.
 _COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC")
 _LINK = ("-shared", "-fopenmp")
 _SECONDS = 300
-_FOLDER = Path(__file__).parent
+_SHARED = Path(__file__).parent  # headers for all
 
 
 def compiler() -> str | None:
@@ -36,15 +35,15 @@ def compiler() -> str | None:
 
 
 @cache
-def load_library(name: str, definitions: Sequence[str] = ()) -> ctypes.CDLL | None:
+def load_library(source: Path, definitions: Sequence[str] = ()) -> ctypes.CDLL | None:
     """A library, or ``None`` where there is no compiler; where the compiler refuses, a warning says why.
 
     Args:
-        name: Of the C++ file in this folder, without its ending.
+        source: The C++ file.
         definitions: Of the preprocessor, such as ``"NSR_WIDTH=32"``.
     """
     try:
-        return compiled(_FOLDER / f"{name}.cpp", definitions)
+        return compiled(source, definitions)
     except CannotCompileError as error:
         if compiler() is not None:
             warnings.warn(f"{error}\nPlain operators do its work, more slowly.", stacklevel=2)
@@ -56,7 +55,7 @@ class CannotCompileError(RuntimeError):
 
 
 def compiled(source: Path, definitions: Sequence[str] = ()) -> ctypes.CDLL:
-    """The library of one C++ file, which may include what lies beside it.
+    """The library of one C++ file, which may include the headers beside it and those of this folder.
 
     Raises:
         CannotCompileError: See there.
@@ -66,15 +65,18 @@ def compiled(source: Path, definitions: Sequence[str] = ()) -> ctypes.CDLL:
         raise CannotCompileError(f"{source.name} needs a C++ compiler: install g++, or name one in $CXX.")
     flags = [*_COMPILE, *_vectors(), *(f"-D{definition}" for definition in definitions)]
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
-    sources = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+    headers = {*source.parent.glob("*.h"), *_SHARED.glob("*.h")}
+    sources = [path.read_text() for path in (source, *sorted(headers))]
     made_from = [*sources, cxx, version, *flags, *_LINK, platform.machine(), _processor()]
     name = hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:16]
     library = _cache_folder() / f"{source.stem}-{name}.so"
     if not library.is_file():
-        with replacing(library) as partial, TemporaryDirectory() as folder:
-            unlinked = Path(folder) / "unlinked.o"
-            _call([cxx, *flags, "-c", "-o", str(unlinked), str(source)])
-            _call([cxx, *_LINK, "-o", str(partial), str(unlinked)])
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=library.parent) as folder:
+            unlinked, linked = Path(folder) / "unlinked.o", Path(folder) / "linked.so"
+            _call([cxx, *flags, f"-I{_SHARED}", "-c", "-o", str(unlinked), str(source)])
+            _call([cxx, *_LINK, "-o", str(linked), str(unlinked)])
+            os.replace(linked, library)  # whole or not at all
     return ctypes.CDLL(str(library))
 
 
@@ -84,14 +86,21 @@ def _call(command: list[str]) -> None:
         raise CannotCompileError(f"{command[0]} cannot compile {command[-1]}:\n{done.stderr[-2000:]}")
 
 
-def threads(replicas: int) -> ctypes.c_int:
-    """How many threads share out replicas: torch's setting, of which a library of ours knows nothing by itself."""
-    return ctypes.c_int(max(1, min(replicas, torch.get_num_threads())))
+def threads(most: int) -> ctypes.c_int:
+    """How many threads share out so many pieces: torch's setting, of which a library of ours knows nothing itself."""
+    return ctypes.c_int(max(1, min(most, torch.get_num_threads())))
 
 
 def pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
     """Where tensors on the CPU lie, as arguments of a library's function; they must be contiguous."""
     return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+
+
+def structure(*fields: Tensor | int) -> ctypes.Array[Any]:
+    """A C++ struct of pointers alone, or of ``int64_t`` alone, as an argument; tensors must outlive it."""
+    if isinstance(fields[0], Tensor):
+        return (ctypes.c_void_p * len(fields))(*pointers(*fields))
+    return (ctypes.c_int64 * len(fields))(*fields)
 
 
 def _vectors() -> list[str]:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nsr.training import native
+from nsr.kernels import native
 
+ADAM = Path(native.__file__).parents[2] / "training" / "native" / "adam.cpp"
 ANSWER = 'extern "C" int answer() { return ANSWER; }'
 
 
@@ -71,7 +72,7 @@ def another_process() -> Iterator[None]:
 
 def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch, another_process: None) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert native.load_library("adam") is None
+    assert native.load_library(ADAM) is None
 
 
 def test_a_compiler_that_refuses_is_warned_of(
@@ -80,7 +81,7 @@ def test_a_compiler_that_refuses_is_warned_of(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "false")  # it refuses everything
     with pytest.warns(UserWarning, match="cannot compile .*adam.cpp(.|\n)*Plain operators"):
-        assert native.load_library("adam") is None
+        assert native.load_library(ADAM) is None
 
 
 def test_what_a_file_includes_counts(source: Path, tmp_path: Path) -> None:

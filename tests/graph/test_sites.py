@@ -6,23 +6,30 @@ from torch import nn
 from torch_geometric.nn import GCNConv
 
 import nsr
-from nsr.kernels import gated_sum
+from nsr.kernels import gated_sum, member_library
+
+
+@pytest.fixture
+def without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member_library, "load_library", lambda source: None)
 
 
 def model(*widths: int) -> nn.Module:
     return nn.ModuleDict({f"layer{i}": GCNConv(width, width) for i, width in enumerate(widths)})
 
 
+@pytest.mark.usefixtures("without_a_compiler")
 def test_one_path_is_said_once() -> None:
     table = nsr.attach(model(32, 32))
-    assert table.paths == ("plain: a tensor on cpu, and the fused kernels run on CUDA",)
+    assert table.paths == ("plain: no C++ compiler that takes the kernels of a CPU",)
     assert str(table).splitlines()[-1] == table.paths[0]
 
 
+@pytest.mark.usefixtures("without_a_compiler")
 def test_several_paths_are_said_by_site() -> None:
     lines = str(nsr.sites(model(32, 24, 32))).splitlines()
-    assert lines[-2] == "layer0, layer2: plain: a tensor on cpu, and the fused kernels run on CUDA"
-    assert lines[-1] == "layer1: plain: width 24, and the fused kernels take multiples of 16 up to 512"
+    assert lines[-2] == "layer0, layer2: plain: no C++ compiler that takes the kernels of a CPU"
+    assert lines[-1] == "layer1: plain: width 24, and the fused kernels of a CPU take multiples of 16 channels a head"
 
 
 def test_the_path_is_that_of_the_weights_as_they_are_now() -> None:

@@ -9,8 +9,18 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from nsr.kernels import gated_residual_sum, gated_sum_plain, path_for, segment_sum, unit_coefficient
+from nsr.kernels import (
+    gated_residual_sum,
+    gated_sum_plain,
+    member_library,
+    path_for,
+    segment_sum,
+    unit_coefficient,
+)
 from nsr.kernels.gated_sum_tables import Tables
+from nsr.kernels.native import compiler
+
+needs_a_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
 
 SOURCES, TARGETS, MEMBERS = 12, 9, 50
 
@@ -131,12 +141,14 @@ def layer_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # opcheck looks at its own copies
-def test_operators_keep_the_contract() -> None:
-    tables, source, target, t = drawn(lead=(2,))
+@pytest.mark.parametrize("kernels", ["plain", pytest.param("native", marks=needs_a_compiler)])
+def test_operators_keep_the_contract(kernels: str) -> None:
+    dtype = torch.float32 if kernels == "native" else torch.float64
+    tables, source, target, t = drawn(width=16, heads=1, lead=(2,), dtype=dtype)
     fresh = [x.detach().clone().requires_grad_() for x in (*tables, t)]
-    options = (False, "fp32", False, 0)
+    options = (kernels, "fp32", False, 0)
     torch.library.opcheck(torch.ops.nsr.gated_residual_sum.default, (*fresh[:-1], source, target, fresh[-1], *options))
-    torch.library.opcheck(torch.ops.nsr.segment_sum.default, (fresh[0], source, target, fresh[-1], TARGETS, False, 0))
+    torch.library.opcheck(torch.ops.nsr.segment_sum.default, (fresh[0], source, target, fresh[-1], TARGETS, kernels, 0))
     torch.library.opcheck(torch.ops.nsr.unit_coefficient.default, (fresh[-1], source, target, TARGETS, False, 0))
 
 
@@ -202,14 +214,23 @@ def test_memory_has_no_member_by_width_tensor() -> None:
     assert seen.elements <= max(gated_sum_plain._CHUNK_ELEMENTS["cpu"], members) < width * members / 4
 
 
+@needs_a_compiler
 def test_path_is_said_in_words() -> None:
     x, t = torch.randn(4, 32), torch.randn(3, 1)
-    assert path_for(x, t) == "plain: a tensor on cpu, and the fused kernels run on CUDA"
+    assert path_for(x, t) == "fused: CPU, fp32 product, in a fixed order"
     assert path_for(x, t, fused=False) == "plain: asked for by fused=False"
     assert "float64" in path_for(x.double(), t)
     assert "width 24" in path_for(torch.randn(4, 24), t)
-    assert "17 heads" in path_for(torch.randn(4, 272), torch.randn(3, 17))
-    with pytest.raises(ValueError, match="fused=True, but a tensor on cpu"):
+    assert "width 32 with 4 heads" in path_for(x, torch.randn(3, 4))
+    with pytest.raises(ValueError, match="fused=True, but width 24"):
+        path_for(torch.randn(4, 24), t, fused=True)
+
+
+def test_without_a_compiler_the_path_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member_library, "load_library", lambda source: None)
+    x, t = torch.randn(4, 32), torch.randn(3, 1)
+    assert path_for(x, t).startswith("plain: no C++ compiler")
+    with pytest.raises(ValueError, match="fused=True, but no C"):
         path_for(x, t, fused=True)
 
 

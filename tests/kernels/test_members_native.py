@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from kernels import fused_on_cpu
-from nsr.kernels import gated_residual_sum, path_for, segment_sum
 from nsr.kernels.native import compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")

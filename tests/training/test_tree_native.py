@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from nsr.data.tree import tree_task
-from nsr.training import adam_native, native, tree
+from nsr.kernels import native
+from nsr.training import adam_native, tree
 from nsr.training.tree_native import NativeTreeModel
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")

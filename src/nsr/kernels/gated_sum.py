@@ -26,7 +26,7 @@ from nsr.kernels import gated_sum_native, gated_sum_plain
 from nsr.kernels.gated_sum_tables import Tables
 from nsr.kernels.index_origin import index_origin
 from nsr.kernels.member_order import from_origin
-from nsr.kernels.paths import Precision, choose, runs_native
+from nsr.kernels.paths import Precision, choose
 from nsr.kernels.replicas import fold, fold_rows, in_rows, one_by_one, unfold
 
 
@@ -90,13 +90,13 @@ def gated_residual_sum(
     wide = torch.float64 if any(x.dtype == torch.float64 for x in (*tables, coefficient)) else torch.float32
     single = messages.dim() == 2
     lifted = Tables(*(x.unsqueeze(0) if single else x for x in tables))
-    # The kernels read bf16 tables as they are, and widen what they have read.
+    # Triton's kernels read bf16 tables as they are, and widen what they have read.
     m, a, b, u, c, *weights = (
-        x.to(x.dtype if path.fused and gathered and x.dtype == torch.bfloat16 else wide)
+        x.to(x.dtype if path.kernels == "triton" and gathered and x.dtype == torch.bfloat16 else wide)
         for x, gathered in zip(lifted, (True, True, True, False, True, False, False), strict=True)
     )
     rows = (in_rows(m), in_rows(a), in_rows(b), *(x.contiguous() for x in (u, c, *weights)))
-    options = (path.fused, path.precision, path.deterministic, index_origin(source, target))
+    options = (path.kernels, path.precision, path.deterministic, index_origin(source, target))
     out = _forward(*rows, source, target, coefficient.to(wide).contiguous(), *options)
     return out.squeeze(0) if single else out
 
@@ -113,16 +113,16 @@ def _forward(
     source: Tensor,
     target: Tensor,
     coefficient: Tensor,
-    fused: bool,
+    kernels: str,
     precision: str,
     deterministic: bool,
     origin: int,
 ) -> Tensor:
     tables = Tables(messages, source_gate, target_gate, mean, mean_gate, weight, bias)
     with torch.autocast(messages.device.type, enabled=False), from_origin(origin):
-        if not fused:
+        if kernels == "plain":
             return gated_sum_plain.forward(tables, source, target, coefficient)
-        if runs_native(messages):
+        if kernels == "native":
             return gated_sum_native.forward(tables, source, target, coefficient)
         from nsr.kernels import gated_sum_fused
 
@@ -142,7 +142,7 @@ def _backward(
     source: Tensor,
     target: Tensor,
     coefficient: Tensor,
-    fused: bool,
+    kernels: str,
     precision: str,
     deterministic: bool,
     origin: int,
@@ -151,9 +151,9 @@ def _backward(
     tables = Tables(messages, source_gate, target_gate, mean, mean_gate, weight, bias)
     args = (grad, tables, source, target, coefficient, needs_coefficient)
     with torch.autocast(messages.device.type, enabled=False), from_origin(origin):
-        if not fused:
+        if kernels == "plain":
             grads = gated_sum_plain.backward(*args)
-        elif runs_native(messages):
+        elif kernels == "native":
             grads = gated_sum_native.backward(*args)
         else:
             from nsr.kernels import gated_sum_fused

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from nsr.kernels.gated_sum_tables import Gradients, Tables
 from nsr.kernels.member_library import MemberGraph
-from nsr.kernels.native import structure
+from nsr.kernels.native import struct_of_pointers
 
 
 def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor) -> Tensor:
@@ -13,7 +13,7 @@ def forward(tables: Tables, source: Tensor, target: Tensor, coefficient: Tensor)
     tables, graph = tables.widened(), _graph(tables, source, target, coefficient)
     out = torch.zeros_like(tables.mean)
     for r, my_out in enumerate(out):
-        graph.call("gated_sum_forward", structure(*tables.replica(r)), graph.members, my_out)
+        graph.call("gated_sum_forward", struct_of_pointers(*tables.replica(r)), graph.members, my_out)
     return out
 
 
@@ -25,7 +25,7 @@ def backward(
     sums = Tables(*(torch.zeros_like(table) for table in tables))
     d_coefficient = torch.zeros_like(coefficient) if needs_coefficient else None
     for r, my_grad in enumerate(grad.float().contiguous()):
-        mine, my_sums = structure(*tables.replica(r)), structure(*sums.replica(r))
+        mine, my_sums = (struct_of_pointers(*each.replica(r)) for each in (tables, sums))
         graph.call("gated_sum_backward", mine, graph.members, my_grad, my_sums, d_coefficient)
     return Gradients(sums, d_coefficient)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from nsr.kernels.native import load_library, pointers, structure, threads
+from nsr.kernels.native import load_library, pointers, struct_of_numbers, struct_of_pointers, threads
 
 _SOURCE = Path(__file__).parent / "native" / "members.cpp"
 _BLOCK = 128  # members that a thread takes at once
@@ -16,8 +16,9 @@ _LANES = 16  # a row, and each head's share of it, is whole vectors
 def obstacle(width: int, heads: int) -> str | None:
     """Why the library cannot be used for rows of this width."""
     if width % (_LANES * heads):
-        return f"width {width} with {heads} heads, and C++ takes multiples of {_LANES} channels a head"
-    return None if load_library(_SOURCE) is not None else "no C++ compiler that takes its kernels"
+        by_head = f" with {heads} heads" if heads > 1 else ""
+        return f"width {width}{by_head}, and the fused kernels of a CPU take multiples of {_LANES} channels a head"
+    return None if load_library(_SOURCE) is not None else "no C++ compiler that takes the kernels of a CPU"
 
 
 class MemberGraph(NamedTuple):
@@ -51,20 +52,20 @@ class MemberGraph(NamedTuple):
         graph = cls(sources, targets, width, source.contiguous(), target.contiguous(), coefficient)
         if not _library().members_are_there(graph.sizes, graph.members):
             raise IndexError(
-                f"source names rows {_span(source)} of {sources} and target rows {_span(target)} of {targets}; expected "
-                "numbers from 0 to one less than there are rows."
+                f"source names rows {_span(source)} of {sources} and target rows {_span(target)} of {targets}; "
+                "expected numbers from 0 to one less than there are rows."
             )
         return graph
 
     @property
     def sizes(self) -> ctypes.Array[Any]:
         """``Sizes`` in C++."""
-        return structure(self.sources, self.targets, *self.coefficient.shape[:1], self.width, self.coefficient.shape[1])
+        return struct_of_numbers(self.sources, self.targets, len(self.source), self.width, self.coefficient.shape[1])
 
     @property
     def members(self) -> ctypes.Array[Any]:
         """``Graph`` in C++."""
-        return structure(self.source, self.target, self.coefficient)
+        return struct_of_pointers(self.source, self.target, self.coefficient)
 
     def call(self, function: str, *arguments: Any) -> None:
         """A function of the library: its threads and sizes, then the arguments; tensors are given by their address."""

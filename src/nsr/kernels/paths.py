@@ -9,6 +9,7 @@ from torch import Tensor
 from nsr.kernels import member_library
 
 Precision = Literal["fp32", "tf32", "bf16"]
+Kernels = Literal["plain", "native", "triton"]  # PyTorch's operators; C++ on a CPU; CUDA, or Triton's interpreter
 
 _FROM_TORCH: dict[str, Precision] = {"highest": "fp32", "high": "tf32", "medium": "bf16"}
 _DOUBLE = "float64 input, which the fused kernels would round to float32"
@@ -19,7 +20,7 @@ _MAX_HEADS = 16
 class Path(NamedTuple):
     """A choice of implementation and the reason for it."""
 
-    fused: bool
+    kernels: Kernels
     precision: Precision
     deterministic: bool
     reason: str
@@ -54,33 +55,18 @@ def choose(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     if fused is False:
-        return Path(False, precision, deterministic, "plain: asked for by fused=False")
-    if runs_native(messages):
+        return Path("plain", precision, deterministic, "plain: asked for by fused=False")
+    obstacle = _obstacle(messages, coefficient)
+    if obstacle is None:
+        order = "in a fixed order" if deterministic else "with atomic sums to the sources"
+        return Path("triton", precision, deterministic, f"fused: CUDA, {precision} product, {order}")
+    if messages.device.type == "cpu":
         obstacle = _native_obstacle(messages.dtype, coefficient.dtype, messages.shape[-1], coefficient.shape[-1])
-        if obstacle is None:  # whose products are always fp32, its sums always in the order of the members
-            return Path(True, "fp32", True, "fused: CPU, fp32 product in C++, in a fixed order")
-    else:
-        obstacle = _obstacle(messages, coefficient)
-    if obstacle and fused:
+        if obstacle is None:  # products are always fp32 there, and sums always in the order of the members
+            return Path("native", "fp32", True, "fused: CPU, fp32 product, in a fixed order")
+    if fused:
         raise ValueError(f"fused=True, but {obstacle}. Leave fused at None to take the plain path there.")
-    if obstacle:
-        return Path(False, precision, deterministic, f"plain: {obstacle}")
-    order = "in a fixed order" if deterministic else "with atomic sums to the sources"
-    return Path(True, precision, deterministic, f"fused: CUDA, {precision} product, {order}")
-
-
-def runs_native(x: Tensor) -> bool:
-    """Whether what is fused for this tensor is C++: on a CPU, where kernels are not interpreted."""
-    return x.device.type == "cpu" and not _interpreting()
-
-
-@torch.compiler.assume_constant_result
-def _interpreting() -> bool:
-    if find_spec("triton") is None:
-        return False
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)
+    return Path("plain", precision, deterministic, f"plain: {obstacle}")
 
 
 @torch.compiler.assume_constant_result
@@ -115,7 +101,9 @@ def _device_obstacle(kind: str, index: int | None) -> str | None:
     if kind == "cuda":
         capability = torch.cuda.get_device_capability(index)
         return None if capability >= (8, 0) else f"compute capability {capability}, and bf16 products need (8, 0)"
-    return None if _interpreting() else f"a tensor on {kind}, and the fused kernels run on CUDA"
+    import triton
+
+    return None if triton.knobs.runtime.interpret else f"a tensor on {kind}, and the fused kernels run on CUDA"
 
 
 @torch.compiler.assume_constant_result

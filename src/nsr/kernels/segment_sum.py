@@ -8,7 +8,7 @@ from torch import Tensor
 from nsr.kernels import segment_sum_native, segment_sum_plain
 from nsr.kernels.index_origin import index_origin
 from nsr.kernels.member_order import from_origin
-from nsr.kernels.paths import choose, runs_native
+from nsr.kernels.paths import choose
 from nsr.kernels.replicas import fold, fold_rows, in_rows, one_by_one, unfold
 
 
@@ -49,20 +49,20 @@ def segment_sum(
     wide = torch.float64 if torch.float64 in (messages.dtype, coefficient.dtype) else torch.float32
     single = messages.dim() == 2
     lifted = messages.unsqueeze(0) if single else messages
-    if not (path.fused and messages.dtype == torch.bfloat16):  # which the kernel reads as it is
+    if not (path.kernels == "triton" and messages.dtype == torch.bfloat16):  # which the kernel reads as it is
         lifted = lifted.to(wide)
     t, origin = coefficient.to(wide).contiguous(), index_origin(source, target)
-    total = _sum(in_rows(lifted), source, target, t, num_targets, path.fused, origin)
+    total = _sum(in_rows(lifted), source, target, t, num_targets, path.kernels, origin)
     return total.squeeze(0) if single else total
 
 
 @torch.library.custom_op("nsr::segment_sum", mutates_args=())
 def _sum(
-    messages: Tensor, source: Tensor, target: Tensor, coefficient: Tensor, num_targets: int, fused: bool, origin: int
+    messages: Tensor, source: Tensor, target: Tensor, coefficient: Tensor, num_targets: int, kernels: str, origin: int
 ) -> Tensor:
-    if not fused:
+    if kernels == "plain":
         return segment_sum_plain.forward(messages, source, target, coefficient, num_targets)
-    if runs_native(messages):
+    if kernels == "native":
         return segment_sum_native.forward(messages, source, target, coefficient, num_targets)
     from nsr.kernels import segment_sum_fused
 
@@ -77,14 +77,14 @@ def _sum_backward(
     source: Tensor,
     target: Tensor,
     coefficient: Tensor,
-    fused: bool,
+    kernels: str,
     origin: int,
     needs_coefficient: bool,
 ) -> list[Tensor]:
     args = (grad, messages, source, target, coefficient, needs_coefficient)
-    if not fused:
+    if kernels == "plain":
         grads = segment_sum_plain.backward(*args)
-    elif runs_native(messages):
+    elif kernels == "native":
         grads = segment_sum_native.backward(*args)
     else:
         from nsr.kernels import segment_sum_fused
@@ -106,7 +106,7 @@ def _(
     source: Tensor,
     target: Tensor,
     coefficient: Tensor,
-    fused: bool,
+    kernels: str,
     origin: int,
     needs_coefficient: bool,
 ) -> list[Tensor]:

@@ -33,7 +33,8 @@ class OneDNNProducts(TorchDispatchMode):
             if func is torch.ops.aten.mm.default and _pays(*args):
                 return _product(*args)
             if func is torch.ops.aten.addmm.default and args[0].dim() == 1 and _pays(*args[1:]):
-                return _product(*args[1:], args[0])
+                bias, left, right = args
+                return _product(left, right, bias)
             if func is torch.ops.aten.bmm.default and _pays(*args):
                 return torch.stack([_product(a, b) for a, b in zip(*args, strict=True)])
         return func(*args, **(kwargs or {}))

@@ -96,11 +96,14 @@ def pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
 
 
-def structure(*fields: Tensor | int) -> ctypes.Array[Any]:
-    """A C++ struct of pointers alone, or of ``int64_t`` alone, as an argument; tensors must outlive it."""
-    if isinstance(fields[0], Tensor):
-        return (ctypes.c_void_p * len(fields))(*pointers(*fields))
-    return (ctypes.c_int64 * len(fields))(*fields)
+def struct_of_pointers(*tensors: Tensor) -> ctypes.Array[Any]:
+    """A C++ struct of pointers alone, as an argument; the tensors must be contiguous and outlive it."""
+    return (ctypes.c_void_p * len(tensors))(*pointers(*tensors))
+
+
+def struct_of_numbers(*numbers: int) -> ctypes.Array[Any]:
+    """A C++ struct of ``int64_t`` alone, as an argument."""
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def _vectors() -> list[str]:

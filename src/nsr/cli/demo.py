@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nsr.cli.spoken import duration
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -80,7 +82,7 @@ def _table(
                 continue
             at = curve[-1]
             colour = "green" if at.best == 1 else "red" if at.done else "yellow"
-            left = "" if at.done else f"≤ {at.seconds / at.epoch * (at.epochs - at.epoch):.0f} s"
+            left = "" if at.done else f"≤ {duration(at.seconds / at.epoch * (at.epochs - at.epoch))}"
             table.add_row(
                 str(depth),
                 str(2**depth),

@@ -10,6 +10,7 @@ import typer
 
 from nsr.cli.option_groups import with_groups
 from nsr.cli.selection import integers, names
+from nsr.cli.spoken import duration, pace
 
 if TYPE_CHECKING:
     import torch
@@ -228,7 +229,7 @@ def _line(name: str, terminal: bool) -> "Watch":
         latest = sum(progress.metric) / len(progress.metric)
         text = (
             f"  {name}: epoch {progress.epoch}/{progress.epochs}, mean {latest:.4f}, best {best:.4f}, "
-            f"{progress.active} training, {progress.pace:.1f} epochs/s, at most {progress.left:.0f} s left"
+            f"{progress.active} training, {pace(progress.pace)}, at most {duration(progress.left)} left"
         )
         ends = progress.left == 0
         typer.echo(f"\r{text:<118}" if terminal else text, err=True, nl=not terminal or ends)

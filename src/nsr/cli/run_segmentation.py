@@ -11,6 +11,7 @@ import typer
 
 from nsr.cli.option_groups import with_groups
 from nsr.cli.selection import integers, names
+from nsr.cli.spoken import duration
 
 if TYPE_CHECKING:
     from nsr.experiments.segmentation import SegmentationLab
@@ -242,6 +243,6 @@ def _train(
 
 def _show(progress: "TrainingProgress", terminal: bool) -> None:
     losses = " ".join(f"{loss:.3f}" for loss in progress.losses)
-    line = f"  epoch {progress.epoch}/{progress.epochs}, loss {losses}, {progress.remaining:.0f} s left"
+    line = f"  epoch {progress.epoch}/{progress.epochs}, loss {losses}, {duration(progress.remaining)} left"
     ends = progress.epoch == progress.epochs
     typer.echo(f"\r{line:<78}" if terminal else line, err=True, nl=not terminal or ends)

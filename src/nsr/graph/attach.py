@@ -67,7 +67,7 @@ def attach(
         convs.0  GCNConv  edges and self-loops, as normalised   8      8    8      1         496
         convs.1  GCNConv  edges and self-loops, as normalised   8      8    8      1         496
         2 sites, 992 parameters
-        plain: width 8, and the fused kernels take multiples of 16 up to 512
+        plain: width 8, and the fused kernels of a CPU take multiples of 16 channels a head
     """
     attached = [name or "the model itself" for name, module in model.named_modules() if isinstance(module, Branch)]
     if attached:

@@ -47,7 +47,10 @@ def test_tree_writes_one_result_a_cell_and_skips_what_is_there(tmp_path: Path) -
     before = files[0].read_text()
     assert run(*options, *places).count("there already") == 2
     assert files[0].read_text() == before
-    assert "train_accuracy" in run(*options, *places, "--force")
+    assert "replaced" not in (again := run(*options, *places, "--force"))
+    assert "train_accuracy" in again
+    other = run(*options, *places, "--trees-per-batch", "6")
+    assert other.count("and 1 more have results of another configuration or time limit, which will be replaced") == 2
     assert list((tmp_path / "o" / "unfinished").glob("*")) == []
 
 

@@ -202,7 +202,8 @@ class TestRuns:
         run_table(lab, cell, TINY.protocol, tmp_path, say=lambda _: None)
         lines: list[str] = []
         run_table(lab, cell, replace(TINY.protocol, epochs=1), tmp_path, say=lines.append)
-        assert "training for 1 epochs" in lines[0]
+        assert "none-1.0x-original-0.json has a result of another configuration" in lines[0]
+        assert "training for 1 epochs" in lines[1]
         assert result(tmp_path, "tiny", "none-1.0x-original-0")["command"].endswith("--seed 0 --epochs 1")
 
     def test_killed_and_resumed(self, lab: SegmentationLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,11 +138,19 @@ class TestFailures:
         assert self.failed(tmp_path, RuntimeError("out of memory"), RuntimeError) == "out of memory"
         assert self.failed(tmp_path, AssertionError(), AssertionError) == "AssertionError"
 
-    def test_a_result_that_was_made_stays(self, tmp_path: Path) -> None:
-        record.write(tmp_path, replace(self.PLANNED, metrics={"test": 0.5}))
+    @pytest.mark.parametrize("config", [PLANNED.config, {"epochs": 2}])
+    def test_a_result_that_was_made_stays(self, tmp_path: Path, config: dict) -> None:
+        record.write(tmp_path, replace(self.PLANNED, metrics={"test": 0.5}, config=config))
         with pytest.raises(RuntimeError), attempt(tmp_path, [self.PLANNED], again=True):
             raise RuntimeError
         assert record.read(tmp_path / "tree" / "0.json").metrics == {"test": 0.5}
+
+    def test_a_file_that_is_no_result_gives_way(self, tmp_path: Path) -> None:
+        (tmp_path / "tree").mkdir()
+        (tmp_path / "tree" / "0.json").write_text("{")
+        with pytest.raises(RuntimeError, match="why"), attempt(tmp_path, [self.PLANNED], again=True):
+            raise RuntimeError("why")
+        assert record.read(tmp_path / "tree" / "0.json").error == "why"
 
     def test_a_loss_that_is_no_number(self, tmp_path: Path) -> None:
         lab = SegmentationLab(TINY, tmp_path, tmp_path / "outputs", torch.device("cpu"))

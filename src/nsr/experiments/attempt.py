@@ -2,10 +2,11 @@
 
 import errno
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nsr.experiments import record
 from nsr.experiments.lock import Taken, locked
@@ -16,6 +17,8 @@ from nsr.training import interruption
 @contextmanager
 def attempt(results: Path, planned: Sequence[Record], *, again: bool = False) -> Iterator[None]:
     """Hold the results of runs that are made together; if they fail, write down that they did and why.
+
+    A failure is written down where there is no result: numbers that were obtained stay, of whatever configuration.
 
     Requests to stop are noticed within: see :mod:`nsr.training.interruption`. A stopped run leaves no record, because
     its checkpoint goes on where it was.
@@ -42,7 +45,7 @@ def attempt(results: Path, planned: Sequence[Record], *, again: bool = False) ->
         except Exception as error:
             cause = _explained(error)
             for one in planned:
-                if not record.exists(results, one.experiment, one.cell, one.config):
+                if not record.has_result(results, one.experiment, one.cell):
                     seconds = time.perf_counter() - begin
                     record.write(
                         results,
@@ -51,6 +54,24 @@ def attempt(results: Path, planned: Sequence[Record], *, again: bool = False) ->
             if cause is error:
                 raise
             raise cause from error
+
+
+def say_what_is_replaced(
+    results: Path, experiment: str, cells: Sequence[dict[str, Any]], say: Callable[[str], None]
+) -> None:
+    """Ahead of runs whose results will take the place of others, such as those of another precision.
+
+    Args:
+        results: Where records go.
+        experiment: Of the runs.
+        cells: Of those that will be made.
+        say: Told a line, where there is such a result.
+    """
+    there = [cell for cell in cells if record.has_result(results, experiment, cell)]
+    if there:
+        who = f"{record.path_of(results, experiment, there[0])}"
+        who += f" and {len(there) - 1} more have results" if len(there) > 1 else " has a result"
+        say(f"{who} of another configuration or time limit, which will be replaced; --results takes another folder")
 
 
 def _explained(error: Exception) -> Exception:

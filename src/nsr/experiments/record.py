@@ -99,6 +99,14 @@ def exists(
     return found.status != "failed" and made == wanted
 
 
+def has_result(results: Path, experiment: str, cell: dict[str, Any]) -> bool:
+    """Whether the cell has a result of whatever configuration, whose place a failure must not take."""
+    try:
+        return read(path_of(results, experiment, cell)).status != "failed"
+    except (FileNotFoundError, ValueError):
+        return False
+
+
 _noted: dict[str, Any] = {}  # see note
 
 

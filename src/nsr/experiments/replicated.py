@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nsr.experiments import record
-from nsr.experiments.attempt import attempt
+from nsr.experiments.attempt import attempt, say_what_is_replaced
 from nsr.experiments.curves import curves
 from nsr.experiments.record import Record
 from nsr.training import checkpoint, loop
@@ -106,6 +106,8 @@ def run_configurations(
         ]
         if not todo:
             say(f"{one.experiment} {_title(one)}: there already")
+        if not force:
+            say_what_is_replaced(results, one.experiment, todo, say)
         models += [_Model(one, todo[first : first + together]) for first in range(0, len(todo), together)]
     for first in range(0, len(models), concurrent):
         group = models[first : first + concurrent]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nsr.experiments import record
-from nsr.experiments.attempt import attempt
+from nsr.experiments.attempt import attempt, say_what_is_replaced
 from nsr.experiments.curves import curves
 from nsr.experiments.segmentation import SegmentationLab
 from nsr.experiments.segmentation_cells import SegmentationCell
@@ -59,6 +59,8 @@ def run_table(
             say(f"{task} {cell.name}: there already")
         else:
             todo.append(cell)
+    if not force:
+        say_what_is_replaced(results, task, [cell.as_dict() for cell in todo], say)
     for group in _groups(lab.stacks(todo, protocol), together):
         say(f"{task} {', '.join(cell.name for cell in group)}: training for {protocol.epochs} epochs")
         planned = {cell: _planned(lab, cell, protocol, len(group)) for cell in group}

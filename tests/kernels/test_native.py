@@ -84,6 +84,12 @@ def test_a_compiler_that_refuses_is_warned_of(
         assert native.load_library(ADAM) is None
 
 
+def test_a_cache_folder_that_cannot_be_used_is_warned_of(source: Path, tmp_path: Path, another_process: None) -> None:
+    (tmp_path / "cache").touch()  # a file where the folder should be
+    with pytest.warns(UserWarning, match=r"answer-.*\.so cannot be(.|\n)*XDG_CACHE_HOME(.|\n)*Plain operators"):
+        assert native.load_library(source, ("ANSWER=5",)) is None
+
+
 def test_what_a_file_includes_counts(source: Path, tmp_path: Path) -> None:
     (tmp_path / "answer.h").write_text("#define ANSWER 7")
     source.write_text('#include "answer.h"\n' + ANSWER)

@@ -51,7 +51,7 @@ def load_library(source: Path, definitions: Sequence[str] = ()) -> ctypes.CDLL |
 
 
 class CannotCompileError(RuntimeError):
-    """There is no compiler, or it refuses the file."""
+    """There is no compiler, it refuses the file, or the library cannot be kept and loaded."""
 
 
 def compiled(source: Path, definitions: Sequence[str] = ()) -> ctypes.CDLL:
@@ -69,15 +69,28 @@ def compiled(source: Path, definitions: Sequence[str] = ()) -> ctypes.CDLL:
     sources = [path.read_text() for path in (source, *sorted(headers))]
     made_from = [*sources, cxx, version, *flags, *_LINK, platform.machine(), _processor()]
     name = hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:16]
-    library = _cache_folder() / f"{source.stem}-{name}.so"
+    file = f"{source.stem}-{name}.so"
+    try:
+        return ctypes.CDLL(str(_made(_cache_folder() / file, [cxx, *flags, f"-I{_SHARED}"], source)))
+    except CannotCompileError:
+        raise
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # RuntimeError: there is no home folder
+        raise CannotCompileError(
+            f"{file} cannot be made, kept in the user's cache folder and loaded from there: {error}. "
+            "$XDG_CACHE_HOME names another folder."
+        ) from error
+
+
+def _made(library: Path, compile_: list[str], source: Path) -> Path:
+    """Compile and link, where that has not been done before."""
     if not library.is_file():
         library.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=library.parent) as folder:
             unlinked, linked = Path(folder) / "unlinked.o", Path(folder) / "linked.so"
-            _call([cxx, *flags, f"-I{_SHARED}", "-c", "-o", str(unlinked), str(source)])
-            _call([cxx, *_LINK, "-o", str(linked), str(unlinked)])
+            _call([*compile_, "-c", "-o", str(unlinked), str(source)])
+            _call([compile_[0], *_LINK, "-o", str(linked), str(unlinked)])
             os.replace(linked, library)  # whole or not at all
-    return ctypes.CDLL(str(library))
+    return library
 
 
 def _call(command: list[str]) -> None:

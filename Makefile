@@ -17,7 +17,7 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## the main job: a GNN fails where its null-space residual succeeds (≤ 5 minutes on two cores)
+demo: $(READY)  ## the main job: a GNN falls far behind its null-space residual (≤ 5 minutes on two cores)
 	@$(BIN)/nsr demo
 
 test: $(READY)  ## the fast tests (≤ 12 minutes on two cores)

@@ -36,7 +36,7 @@ def test_a_dead_process_ends_the_others() -> None:
 
 def test_a_request_to_one_process_is_one_to_all(tmp_path: Path) -> None:
     assert processes.start(2, processes.asked_to_stop, tmp_path / "run") == [143, 143]
-    state, epoch = checkpoint.load(tmp_path / "run", {})  # type: ignore[misc]
+    state, epoch, _ = checkpoint.load(tmp_path / "run", {})  # type: ignore[misc]
     assert (epoch, int(state["epoch"])) == (3, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

@@ -49,7 +49,7 @@ def test_a_request_to_stop_is_answered_by_every_run(tmp_path: Path) -> None:
         loop.take_turns(runs(), CPU)
     assert left.value.code == 143
     for number, trainer in enumerate(trainers):
-        _, epoch = checkpoint.load(tmp_path / str(number), {"run": number})  # type: ignore[misc]
+        epoch = checkpoint.load(tmp_path / str(number), {"run": number}).epoch  # type: ignore[union-attr]
         assert epoch == int(trainer.count)
         assert epoch < 6  # long before the next look
     trainers = [Counting() for _ in trainers]
@@ -94,6 +94,19 @@ def test_a_run_that_time_has_stopped_goes_on_with_more_of_it(tmp_path: Path) -> 
     assert stopped < 50
     trainer = Counting(at=stopped, event=lambda _: pytest.fail("the epoch was done already"))
     assert run(trainer, 60) == int(trainer.count) == 50
+
+
+def test_seconds_are_those_of_all_parts_of_a_run(tmp_path: Path) -> None:
+    def run(slow: float, max_seconds: float) -> float:
+        trainer = Counting(at=2, event=lambda _: time.sleep(slow))
+        made = loop.train(trainer, 50, 10, nobody, tmp_path / "run", max_seconds=max_seconds)
+        return loop.take_turns([made], CPU)[0][1]
+
+    first = run(0.5, 0.4)
+    assert first >= 0.5
+    begin = time.monotonic()
+    whole = run(0.5, 60)  # the slow epoch was done before
+    assert 0.5 <= whole <= first + time.monotonic() - begin
 
 
 def test_what_is_left_is_told() -> None:

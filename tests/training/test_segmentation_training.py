@@ -147,7 +147,7 @@ class TestResume:
         again = trainer(resident, resumed)
         found = checkpoint.load(tmp_path / "last.safetensors", configuration)
         assert found is not None
-        again.load_state(*found)
+        again.load_state(found.state, found.epoch)
         assert again.epoch == 2
         train([again])
         assert all(torch.equal(whole.state_dict()[name], value) for name, value in resumed.state_dict().items())

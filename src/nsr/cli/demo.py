@@ -22,8 +22,8 @@ def demo(
     """Train one graph network with and without NSR, side by side, on trees that it cannot tell apart.
 
     Tree-NeighborsMatch asks the root of a binary tree for the value of one leaf. Swap the values of two sibling
-    leaves: the answer changes, their parent's aggregate does not. Both models get the same epochs; about four minutes
-    on two CPU cores.
+    leaves: the answer changes, their parent's aggregate does not. Both models get the same epochs; one to two
+    minutes on two CPU cores.
     """
     from rich.console import Console
     from rich.live import Live

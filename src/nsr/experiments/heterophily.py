@@ -6,8 +6,8 @@ minute for an original on Minesweeper and a minute with NSR, 40 s and two and a 
 that other runs shared; all stop after 1,100 to 2,900 of the 3,000 epochs.
 
 The paper states a dropout of 0.5. Its numbers are those of 0.2, to 0.15 points wherever that was tried; with 0.5
-originals are 0.6 to 1.3 points better. So 0.2 is the default here, and a run with another dropout is a cell of its
-own.
+originals are 0.6 to 1.3 points better than the paper's. So 0.2 is the default here, and a run with another dropout is
+a cell of its own.
 
 Every result also holds the accuracy by decile of the label diagnostic, which ``nsr run diagnostic`` collects.
 """

@@ -1,8 +1,8 @@
 """Table 1 of the paper and its ablations: train and judge segmenters, several side by side.
 
-On one H200 the 25 runs of the VOC column, 100 epochs each, take six minutes side by side; the generated shapes take
+On one H200 the 25 runs of the VOC column, 100 epochs each, take seven minutes side by side; the generated shapes take
 about a minute on a laptop. Expected on VOC (mIoU in per cent; in brackets the paper's): full ViT 61.9 (64.9); ToMe at
-3.4x 17.0 (18.3), with NSR 49.3 (49.8); PiToMe at 3.4x 41.3 and 50.5 (43.7 and 54.0); MPM at 3.3x 48.6 and 50.8 (51.3
+3.4x 16.5 (18.3), with NSR 48.9 (49.8); PiToMe at 3.4x 41.3 and 50.5 (43.7 and 54.0); MPM at 3.3x 48.6 and 50.8 (51.3
 and 54.9).
 """
 
@@ -199,7 +199,8 @@ class SegmentationLab:
                 at_rest = self._at_rest(cell, model)
                 metrics = {**self._judge(cell, at_rest, protocol), **before[cell], "loss": loss}
                 self._keep(cell, at_rest)
-                yield Outcome(cell, metrics, seconds + time.perf_counter() - begin, at_rest)
+                judged = time.perf_counter() - begin
+                yield Outcome(cell, metrics, keeper.earlier + seconds + judged, at_rest)
             keeper.finish()
         if diverged:
             raise ValueError(f"{self.task.name} {', '.join(diverged)}: the loss diverged. Try --precision fp32.")
@@ -249,7 +250,7 @@ class SegmentationLab:
         for trainer, keeper in zip(trainers, keepers, strict=True):
             found = keeper.resume() if self.resume else None
             if found is not None:
-                trainer.load_state(*found)
+                trainer.load_state(found.state, found.epoch)
         of = dict(zip(map(id, trainers), keepers, strict=True))
 
         def save(trainer: SegmentationTrainer) -> None:

@@ -41,7 +41,7 @@ def render(book: Book, parts: Sequence[Part], claims: Sequence[Claim], out: Path
         is_apart=is_apart,
         link=_linker(out),
         mark=book.mark,
-        marks=lambda cell: sorted({book.mark(run) for run in cell.runs} - {""}),
+        marks=lambda cell: sorted({book.mark(run) for run in cell.runs} - {""}, key=lambda mark: (len(mark), mark)),
         p_value=p_value,
         swatch=swatch,
     )

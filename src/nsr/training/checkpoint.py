@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +24,20 @@ from nsr.training.whole_file import replacing, synchronise
 State = dict[str, Tensor]
 
 
+class Checkpoint(NamedTuple):
+    """What a run goes on from.
+
+    Attributes:
+        state: Every tensor that training changes.
+        epoch: Epochs done.
+        seconds: How long they took, over all parts of a run that was interrupted.
+    """
+
+    state: State
+    epoch: int
+    seconds: float
+
+
 class Keeper:
     """The checkpoints of one run: about one a minute, and one when it is stopped.
 
@@ -32,24 +46,31 @@ class Keeper:
         configuration: What makes a checkpoint that of this run.
         every: Seconds between two.
         writes: Whether this process writes them; of several that make one run, one does and all resume.
+
+    Attributes:
+        earlier: Seconds that the parts of the run before this one took.
     """
 
     def __init__(
         self, path: Path | None, configuration: dict[str, Any], every: float = 60.0, writes: bool = True
     ) -> None:
         self.path, self.configuration, self.every, self.writes = path, configuration, every, writes
-        self._saved = time.monotonic()
+        self.earlier = 0.0
+        self._began = self._saved = time.monotonic()
 
-    def resume(self) -> tuple[State, int] | None:
+    def resume(self) -> Checkpoint | None:
         """What there is to go on from, see :func:`load`."""
-        return None if self.path is None else load(self.path, self.configuration)
+        found = None if self.path is None else load(self.path, self.configuration)
+        self.earlier = found.seconds if found else 0.0
+        return found
 
     def keep(self, state: Callable[[], State], epoch: int, stopped: bool = False) -> None:
         """Write a checkpoint after ``epoch`` epochs if it is time to, or the last one. ``state`` is asked only then."""
         if self.path is None or not self.writes:
             return
         if stopped or interruption.requested() or time.monotonic() - self._saved >= self.every:
-            save(self.path, state(), self.configuration, epoch)
+            seconds = self.earlier + time.monotonic() - self._began
+            save(self.path, state(), self.configuration, epoch, seconds)
             self._saved = time.monotonic()
 
     def finish(self) -> None:
@@ -58,14 +79,14 @@ class Keeper:
             remove(self.path)
 
 
-def save(path: Path, state: State, configuration: dict[str, Any], epoch: int) -> None:
-    """Write the state of a run after ``epoch`` epochs; the checkpoint before it is kept beside it.
+def save(path: Path, state: State, configuration: dict[str, Any], epoch: int, seconds: float = 0.0) -> None:
+    """Write the state of a run after ``epoch`` epochs, ``seconds`` long; the checkpoint before it is kept beside it.
 
     Raises:
         ValueError: It cannot be written, for want of room for example. The last two stay as they were.
     """
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    metadata = {"configuration": _fingerprint(configuration), "epoch": str(epoch)}
+    metadata = {"configuration": _fingerprint(configuration), "epoch": str(epoch), "seconds": str(seconds)}
     metadata["checksum"] = _checksum(state, metadata)
     try:
         with replacing(path) as partial:
@@ -80,8 +101,8 @@ def save(path: Path, state: State, configuration: dict[str, Any], epoch: int) ->
         ) from error
 
 
-def load(path: Path, configuration: dict[str, Any]) -> tuple[State, int] | None:
-    """The state and the number of epochs done; ``None`` where there is no checkpoint of this configuration.
+def load(path: Path, configuration: dict[str, Any]) -> Checkpoint | None:
+    """The newest checkpoint; ``None`` where there is no checkpoint of this configuration.
 
     A checkpoint of another configuration belongs to another run and is left to be replaced. A damaged one is passed
     over, with a warning, for the one before it.
@@ -112,14 +133,17 @@ def remove(path: Path) -> None:
     _previous(path).unlink(missing_ok=True)
 
 
-def _read(path: Path, configuration: dict[str, Any]) -> tuple[State, int] | None:
+def _read(path: Path, configuration: dict[str, Any]) -> Checkpoint | None:
     try:
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
         if metadata.pop("checksum", None) != _checksum(state, metadata):
             raise ValueError("its checksum is wrong")
-        return (state, int(metadata["epoch"])) if metadata["configuration"] == _fingerprint(configuration) else None
+        if metadata["configuration"] != _fingerprint(configuration):
+            return None
+        seconds = float(metadata.get("seconds", 0))  # earlier checkpoints do not tell
+        return Checkpoint(state, int(metadata["epoch"]), seconds)
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise ValueError(f"The checkpoint {path} is damaged ({error}).") from error
 

@@ -74,15 +74,15 @@ def train(
         max_seconds: Stop after the first epoch that ends later than this.
 
     Returns:
-        Epochs done, and seconds since the start or the resumption.
+        Epochs done, and the seconds they took, over all parts of a run that was interrupted.
     """
     keeper = Keeper(save_to, configuration or {}, SAVE_EVERY)
     stack = _Stack(trainer)
     done, found = 0, keeper.resume()
     if found:
-        saved_state, done = found
+        done = found.epoch
         for name, tensor in trainer.state().items():
-            tensor.data.copy_(saved_state[name])
+            tensor.data.copy_(found.state[name])
     began, first = time.monotonic(), done
     end = math.inf if max_seconds is None else began + max_seconds
     while done < epochs:
@@ -108,7 +108,7 @@ def train(
         if done < epochs:
             stack.narrow()
         yield
-    return done, time.monotonic() - began
+    return done, keeper.earlier + time.monotonic() - began
 
 
 class _Stack:

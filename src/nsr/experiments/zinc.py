@@ -1,7 +1,8 @@
 """The paper's table on ZINC: test MAE with atom types and connectivity alone.
 
 Expected (paper, mean over ten seeds): GCN 0.4732, with NSR 0.2947; GIN 0.3451 and 0.3091; GraphSAGE 0.4373 and 0.3831.
-Ten seeds of all 400 epochs take 49 s for the original GCN on one H200 and 225 s with NSR (GIN: 274 s).
+Ten seeds of all 400 epochs took 3 minutes for the original GCN and 14 with NSR on one H200 that other runs shared; the
+steps alone, by themselves, would be 49 and 225 s.
 
 The paper states a dropout of 0.5, with which all originals here end above its numbers (GCN 0.5621, with NSR 0.3074).
 Its GCN and GraphSAGE are those without any, ``--dropout 0``: 0.4757 and 0.4420. GIN then has 0.3272; NSR has not been

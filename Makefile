@@ -4,7 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu test-sweep test-sampling check docs format clean help
+# 'results' is also a folder: without this make would take it for done
+.PHONY: demo test test-slow test-gpu test-sweep test-sampling check docs results format clean help
 
 help:           ## what there is
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  —/'
@@ -44,6 +45,9 @@ check: $(READY)  ## ruff (lint, format) and mypy
 docs: $(READY)  ## the documentation as a site in site/, every warning an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+results: $(READY)  ## the tables inside README.md and docs/results.md, from the files under results/
+	@$(BIN)/nsr report --renew README.md --renew docs/results.md
 
 format: $(READY)  ## let ruff put the code in order
 	@$(BIN)/ruff check --fix .

@@ -17,26 +17,31 @@ def write_markdown(tables: Sequence[Table], path: Path) -> None:
     for table in tables:
         lines += [f"## {_plain(table.title)} (`{table.label}`)", ""]
         lines += [_plain(table.remark), ""] if table.remark else []
-        lines.append("| " + " | ".join(map(_plain, (*table.names, *table.columns))) + " |")
-        lines.append("|" + " :-- |" * len(table.names) + " --: |" * len(table.columns))
-        for row in table.rows:
-            lines.append("| " + " | ".join([*map(_plain, row.names), *map(_words, row.cells)]) + " |")
-        lines.append("")
+        lines += [*table_lines(table), ""]
     path.write_text("\n".join(lines), encoding="utf-8")
 
 
-def _words(cell: Cell) -> str:
+def table_lines(table: Table, *, brief: bool = False) -> list[str]:
+    """A table in Markdown; ``brief`` leaves out the number of runs and the difference to the paper."""
+    rows = [[*map(_plain, row.names), *(_words(cell, brief) for cell in row.cells)] for row in table.rows]
+    heading = [*map(_plain, (*table.names, *table.columns))]
+    rule = "|" + " :-- |" * len(table.names) + " --: |" * len(table.columns)
+    first, *others = ["| " + " | ".join(row) + " |" for row in [heading, *rows]]
+    return [first, rule, *others]
+
+
+def _words(cell: Cell, brief: bool) -> str:
     words: list[str] = []
     if cell.value is not None or cell.text:
         number = _plain(cell.text) or cell.show(cell.value)
         words.append(f"**{number}**" if cell.best else number)
         words += [f"± {cell.plain(cell.spread)}"] if cell.spread else []
-        words.append(f"n={cell.count}")
+        words += [] if brief else [f"n={cell.count}"]
     if cell.note:
         words.append(f"_{_plain(cell.note)}_")
     if cell.paper is not None:
         spread = f" ± {cell.plain(cell.paper_spread)}" if cell.paper_spread is not None else ""
-        apart = f", {cell.apart}" if cell.apart else ""
+        apart = f", {cell.apart}" if cell.apart and not brief else ""
         words.append(f"[{cell.show(cell.paper)}{spread}{apart}]")
     elif cell.paper_text:
         words.append(f"[{_plain(cell.paper_text)}]")

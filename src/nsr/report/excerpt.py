@@ -26,7 +26,10 @@ from nsr.report.table import Row, Table
 
 # What stands there holds no other comment: a forgotten end must not take prose with it.
 _PLACE = re.compile(
-    r"^<!-- table (?P<label>[^\s>]+?)(?P<wishes>(?:\s[^>]*)?)-->\n(?:(?!<!-- ).*\n)*?<!-- end of table -->$", re.MULTILINE
+    r"^<!-- table (?P<label>[^\s>]+?)(?P<wishes>(?:\s[^>]*)?)-->\n"
+    r"(?:(?!<!-- ).*\n)*?"
+    r"<!-- end of table -->$",
+    re.MULTILINE,
 )
 
 

@@ -42,6 +42,12 @@ Anneal = Annotated[
     bool,
     typer.Option("--anneal", help="Let the rate fall along half a cosine to 0 over --epochs, not at plateaus."),
 ]
+Soap = Annotated[
+    bool,
+    typer.Option(
+        "--soap", help="Adam in the eigenbasis of each matrix's gradients (SOAP): a fraction of the epochs. Not the paper's."
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … Default: a GPU if there is one.")]
 Precision = Annotated[
     str | None,
@@ -115,6 +121,7 @@ def tree(
     rate: Rate = None,
     patience: Patience = None,
     anneal: Anneal = False,
+    soap: Soap = False,
     *,
     runs: Runs,
 ) -> None:
@@ -139,6 +146,7 @@ def tree(
         rate=rate,
         patience=patience,
         anneal=anneal,
+        soap=soap,
     )
     runs.make(configurations, device)
 

@@ -36,6 +36,7 @@ def tree_configurations(
     rate: float | None = None,
     patience: int | None = None,
     anneal: bool = False,
+    soap: bool = False,
 ) -> list[Configuration]:
     """Every combination of depth, backbone and variant, with the seeds as replicas.
 
@@ -52,6 +53,7 @@ def tree_configurations(
         rate: Initial learning rate; by default the paper's.
         patience: Epochs without progress before the rate is halved; by default the paper's.
         anneal: Let the rate fall along half a cosine to 0 over the epochs instead, and stop at 100 % alone.
+        soap: Let the matrices of the layers follow SOAP and not Adam; see :mod:`nsr.training.soap`.
     """
     if anneal and patience is not None:
         raise ValueError("The rate falls at plateaus (patience) or over the epochs (anneal): give one of the two.")
@@ -61,7 +63,7 @@ def tree_configurations(
         rule = replace(rule, anneal_over=over, stop_after=over)
     return [
         _configuration(
-            depth, backbone, variant, seeds, device, epochs or training.EPOCHS, max_seconds, trees_per_batch, rule
+            depth, backbone, variant, seeds, device, epochs or training.EPOCHS, max_seconds, trees_per_batch, rule, soap
         )
         for depth in depths
         for backbone in backbones
@@ -79,6 +81,7 @@ def _configuration(
     max_seconds: float | None,
     trees_per_batch: int | None,
     rule: PlateauRule,
+    soap: bool,
 ) -> Configuration:
     leaves = 2**depth
 
@@ -104,6 +107,7 @@ def _configuration(
             epochs=epochs,
             rule=rule,
             trees_per_batch=trees_per_batch,
+            soap=soap,
             device=device,
             max_seconds=max_seconds,
             watch=place.watch,
@@ -136,6 +140,8 @@ def _configuration(
         "rule": rule.described(),
         "matmul": torch.get_float32_matmul_precision(),
     }
+    if soap:  # alone where it is, so that records from before it stay what they were
+        config["optimizer"] = "soap"
     cells = [{"depth": depth, "backbone": backbone, "variant": variant, "seed": seed} for seed in seeds]
     command = (
         f"nsr run tree --depth {depth} --backbone {backbone} --variant {variant} --seed {','.join(map(str, seeds))}"
@@ -150,6 +156,8 @@ def _configuration(
         command += f" --epochs {epochs}"
     if rule.anneal_over is not None:
         command += " --anneal"
+    if soap:
+        command += " --soap"
     if max_seconds is not None:
         command += f" --minutes {max_seconds / 60:g}"
     return Configuration("tree", cells, config, command, train, limit=("max_seconds",))

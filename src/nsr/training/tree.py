@@ -18,6 +18,7 @@ from nsr.training.noise import key_of, permutation
 from nsr.training.plateau import Plateau, PlateauRule
 from nsr.training.progress import Watch, nobody
 from nsr.training.replicas import Replicas
+from nsr.training.soap import Soap
 from nsr.training.tree_batches import Queries, grouped, sampled
 from nsr.training.tree_layer import fusible
 from nsr.training.tree_model import TreeModel, kind_of
@@ -28,6 +29,7 @@ BATCH = {2: 64, 3: 64, 4: 1024, 5: 1024, 6: 1024, 7: 2048, 8: 2048}
 RULE = PlateauRule("max", rate=1e-3, patience=1000, stop_after=2000, perfect=1.0)
 EPOCHS = 50_000
 _SHUFFLE = 1  # what the hash of an epoch's order is for
+_LEAVES = 512  # of a section of a batch in C++: its tables stay in a core's cache
 _FRESH_SAMPLES = 6400
 
 
@@ -62,6 +64,7 @@ def tree_run(
     epochs: int = EPOCHS,
     rule: PlateauRule = RULE,
     trees_per_batch: int | None = None,
+    soap: bool = False,
     device: torch.device | str = "cpu",
     max_seconds: float | None = None,
     watch: Watch = nobody,
@@ -78,6 +81,7 @@ def tree_run(
         rule: Schedule and stopping; a replica at 100 % stops.
         trees_per_batch: By default batches are samples in random order, as the paper has them. With a number, a batch
             is so many trees with all of their training queries: far less work a sample, but not the paper's batches.
+        soap: Let the matrices of the layers follow :class:`nsr.training.soap.Soap`, not Adam as the paper has it.
         device: Where to train.
         max_seconds: Stop after about this time and report what has been reached.
         watch: Told where the run stands every ``look_every`` epochs.
@@ -85,7 +89,7 @@ def tree_run(
         save_to: Where to keep a checkpoint about once a minute; a run that finds one goes on from it.
         configuration: What makes a checkpoint that of this run.
     """
-    trainer = _Trainer(models, tasks, rule, trees_per_batch, torch.device(device))
+    trainer = _Trainer(models, tasks, rule, trees_per_batch, torch.device(device), soap)
     done, seconds = yield from loop.train(trainer, epochs, look_every, watch, save_to, configuration, max_seconds)
     return trainer.outcome(done, seconds, in_time=done == epochs)
 
@@ -103,6 +107,7 @@ class _Trainer:
         rule: PlateauRule,
         trees_per_batch: int | None,
         device: torch.device,
+        soap: bool = False,
     ) -> None:
         depths = {task.depth for task in tasks}
         if len(depths) != 1 or len(tasks) != len(models):
@@ -117,29 +122,38 @@ class _Trainer:
         replicas, trees, leaves = self.permutations.shape
         self.train = _stack([task.train for task in tasks], device)  # shape: [R, M]
         self.counted = torch.zeros(replicas, trees * leaves, device=device).scatter(1, self.train, 1.0)
-        self.slots = trees_per_batch or min(trees, BATCH[depth])
+        together = trees_per_batch or min(trees, BATCH[depth])
+        # GIN's BatchNorm needs all of a batch at once
+        in_sections = self.grouped and device.type == "cpu" and kind_of(models[0]).backbone != "gin"
+        self.slots = _divisor(together, at_most=_LEAVES // leaves) if in_sections else together
+        self.sections = together // self.slots
         self.batch = self.slots * leaves if self.grouped else BATCH[depth]
         self.replicas = Replicas(models, device)
+        self.soap = Soap(self.replicas, "layers.") if soap else None
         self.model = _tree_model(models[0], depth, self.slots, self.batch, self.replicas)
         self.plateau = Plateau(rule, replicas, device)
         self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
         self.seeds = torch.tensor([task.seed for task in tasks], device=device)
-        self.steps = -(-(trees * leaves if self.grouped else self.train.shape[1]) // self.batch)
-        self.order = torch.zeros(replicas, self.steps, self.batch, dtype=torch.int64, device=device)
-        self.weight = torch.zeros(replicas, self.steps, self.batch, device=device)
+        parts = -(-(trees * leaves if self.grouped else self.train.shape[1]) // self.batch)
+        self.steps = -(-parts // self.sections)
+        self.order = torch.zeros(replicas, parts, self.batch, dtype=torch.int64, device=device)
+        self.weight = torch.zeros(replicas, parts, self.batch, device=device)
         self.queries = self._queries(self.permutations, self.order, self.weight)
         self.number = torch.zeros((), dtype=torch.int32, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.correct = torch.zeros(replicas, device=device)
         self.latest = torch.zeros(replicas, device=device)
-        self.begin, self.step, self.end = (CapturedStep(s, device) for s in (self._begin, self._step, self._end))
+        step = self._gradient if soap else self._step
+        self.begin, self.step, self.end = (CapturedStep(s, device) for s in (self._begin, step, self._end))
 
     def epoch(self, number: int) -> None:
         """Train one epoch; the accuracy over it is the monitored metric."""
         self.number.fill_(number)
         self.begin()
-        for _ in range(self.steps):
+        for step in range(self.steps):
             self.step()
+            if self.soap:
+                self.soap.step(self._rate(), number * self.steps + step)
         self.end()
 
     def _begin(self) -> None:
@@ -169,11 +183,30 @@ class _Trainer:
         return sampled(permutations, samples, count, self.slots)
 
     def _step(self) -> None:
-        losses, right = self.model.loss(self._weights(), self.queries.batch(self.cursor))
-        self.replicas.backward(losses)
-        self.replicas.adam(self.plateau.rate * self.plateau.active)
+        self._gradient()
+        self.replicas.adam(self._rate())
+
+    def _gradient(self) -> None:
+        """Of the mean loss over a batch, section by section; the last batch of an epoch may have fewer of them."""
+        if self.sections == 1:
+            self.replicas.backward(self._section()[0])
+            return
+        left = self.order.shape[1] - int(self.cursor)
+        sections = [self._section() for _ in range(min(self.sections, left))]
+        losses = torch.stack([loss for loss, _ in sections])
+        counts = torch.stack([batch.count.sum(1) for _, batch in sections])
+        self.replicas.backward((losses * counts).sum(0) / counts.sum(0))
+
+    def _section(self) -> tuple[Tensor, Queries]:
+        """The next section, and the mean loss over it, ``[R]``."""
+        batch = self.queries.batch(self.cursor)
+        losses, right = self.model.loss(self._weights(), batch)
         self.correct.add_(right)
         self.cursor.add_(1)
+        return losses, batch
+
+    def _rate(self) -> Tensor:
+        return self.plateau.rate * self.plateau.active
 
     def _weights(self) -> dict[str, Tensor]:
         return self.replicas.parameters | self.replicas.buffers
@@ -212,11 +245,12 @@ class _Trainer:
         )
 
     def state(self) -> dict[str, Tensor]:
-        return loop.named(replicas=self.replicas.state(), plateau=self.plateau.state(), best=self.best)
+        parts = {"soap": self.soap.state()} if self.soap else {}
+        return loop.named(replicas=self.replicas.state(), plateau=self.plateau.state(), best=self.best, **parts)
 
     def narrowed(self, replicas: Sequence[int]) -> "_Trainer":
         models, tasks = [self.models[r] for r in replicas], [self.tasks[r] for r in replicas]
-        return _Trainer(models, tasks, self.rule, self.trees_per_batch, self.device)
+        return _Trainer(models, tasks, self.rule, self.trees_per_batch, self.device, self.soap is not None)
 
 
 def _tree_model(model: GraphModel, depth: int, trees: int, pairs: int, replicas: Replicas) -> TreeModel:
@@ -231,6 +265,11 @@ def _tree_model(model: GraphModel, depth: int, trees: int, pairs: int, replicas:
     if fast and device.type == "cpu" and (library := tree_library(width)) is not None:
         return NativeTreeModel(model, depth, trees, pairs, replicas, library)
     return TreeModel(model, depth, trees, pairs, device)
+
+
+def _divisor(number: int, at_most: int) -> int:
+    """The largest divisor that is no larger."""
+    return next(divisor for divisor in range(min(number, at_most), 0, -1) if number % divisor == 0)
 
 
 def _stack(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:

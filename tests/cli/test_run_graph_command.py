@@ -56,14 +56,15 @@ def test_tree_writes_one_result_a_cell_and_skips_what_is_there(tmp_path: Path) -
 
 def test_what_differs_from_the_papers_protocol_is_in_the_record(tmp_path: Path) -> None:
     options = ["tree", "--depth", "2", "--backbone", "sage", "--variant", "nsr", "--epochs", "2", "--device", "cpu"]
-    options += ["--trees-per-batch", "6", "--rate", "0.002", "--patience", "7"]
+    options += ["--trees-per-batch", "6", "--rate", "0.002", "--patience", "7", "--soap"]
     run(*options, "--results", str(tmp_path), "--outputs", str(tmp_path))
     result = json.loads((tmp_path / "tree" / "2-sage-nsr-11.json").read_text())
     assert result["config"]["trees_per_batch"] == 6
     assert result["config"]["batch"] == 24
     assert result["config"]["rule"]["rate"] == 0.002
     assert result["config"]["rule"]["patience"] == 7
-    assert result["command"].endswith("--seed 11 --trees-per-batch 6 --rate 0.002 --patience 7 --epochs 2")
+    assert result["command"].endswith("--seed 11 --trees-per-batch 6 --rate 0.002 --patience 7 --epochs 2 --soap")
+    assert result["config"]["optimizer"] == "soap"
     assert "anneal_over" not in result["config"]["rule"]
 
 
@@ -73,6 +74,7 @@ def test_annealing_is_in_the_record_and_excludes_patience(tmp_path: Path) -> Non
     run(*options)
     result = json.loads((tmp_path / "tree" / "2-gcn-original-11.json").read_text())
     assert result["config"]["rule"]["anneal_over"] == 3
+    assert "optimizer" not in result["config"]
     assert result["command"].endswith("--seed 11 --epochs 3 --anneal")
     with pytest.raises(ValueError, match=r"anneal.*give one of the two"):
         run(*options, "--patience", "7")

@@ -9,7 +9,7 @@ from torch import nn
 from nsr.data.tree import tree_task
 from nsr.experiments.graph_models import Variant, graph_model
 from nsr.graph.models import Backbone, GraphModel
-from nsr.training import loop
+from nsr.training import loop, tree
 from nsr.training.plateau import PlateauRule
 from nsr.training.progress import Progress
 from nsr.training.tree import _Trainer, train_trees
@@ -64,7 +64,10 @@ def test_every_epoch_has_an_order_of_its_own(trees_per_batch: int | None) -> Non
     assert tuple(trainer.order.flatten().tolist()) == orders[1]
 
 
-def test_interrupted_and_resumed_equals_run_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("soap", [False, True])
+def test_interrupted_and_resumed_equals_run_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soap: bool
+) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
 
     def stop(progress: Progress) -> None:
@@ -72,13 +75,29 @@ def test_interrupted_and_resumed_equals_run_through(tmp_path: Path, monkeypatch:
             raise KeyboardInterrupt
 
     task, path = tree_task(2), tmp_path / "run.safetensors"
-    whole = train_trees([build("gcn", "nsr", 11)], [task], epochs=30, rule=RULE)
+    whole = train_trees([build("gcn", "nsr", 11)], [task], epochs=30, rule=RULE, soap=soap)
     with pytest.raises(KeyboardInterrupt):
-        train_trees([build("gcn", "nsr", 11)], [task], epochs=30, rule=RULE, watch=stop, save_to=path)
-    resumed = train_trees([build("gcn", "nsr", 11)], [task], epochs=30, rule=RULE, save_to=path)
+        train_trees([build("gcn", "nsr", 11)], [task], epochs=30, rule=RULE, soap=soap, watch=stop, save_to=path)
+    resumed = train_trees([build("gcn", "nsr", 11)], [task], epochs=30, rule=RULE, soap=soap, save_to=path)
     assert resumed.train_accuracy == whole.train_accuracy
     assert resumed.test_accuracy == whole.test_accuracy
     assert resumed.best_epoch == whole.best_epoch
+
+
+@pytest.mark.parametrize("backbone", ["gcn", "sage"])
+def test_sections_of_a_batch_make_its_gradient(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(leaves: int) -> _Trainer:
+        monkeypatch.setattr(tree, "_LEAVES", leaves)
+        task, one = tree_task(2), build(backbone, "nsr", 11).double()
+        trainer = _Trainer([one], [task], RULE, 10, torch.device("cpu"))
+        trainer.epoch(0)
+        return trainer
+
+    whole, parts = train(1000), train(20)  # 24 trees: the third batch is less than one section
+    assert (whole.sections, parts.sections, parts.slots) == (1, 2, 5)
+    assert whole.steps == parts.steps == 3
+    torch.testing.assert_close(parts.replicas.rows, whole.replicas.rows, rtol=0, atol=1e-8)
+    assert torch.equal(parts.latest, whole.latest)
 
 
 def test_tasks_of_different_depths_are_refused() -> None:

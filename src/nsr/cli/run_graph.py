@@ -45,7 +45,7 @@ Anneal = Annotated[
 Soap = Annotated[
     bool,
     typer.Option(
-        "--soap", help="Adam in the eigenbasis of each matrix's gradients (SOAP): a fraction of the epochs. Not the paper's."
+        "--soap", help="Adam in the eigenbasis of a matrix's gradients (SOAP): far fewer epochs. Not the paper's."
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … Default: a GPU if there is one.")]

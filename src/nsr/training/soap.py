@@ -41,7 +41,7 @@ class Soap:
                 for block in _blocks(_places(values)):
                     shapes.setdefault(block.shape, []).append(block)
         if not shapes:
-            raise ValueError(f"No matrix has a name that begins with {prefix!r}; there are {list(replicas.parameters)}.")
+            raise ValueError(f"No matrix has a name that begins with {prefix!r}; got {list(replicas.parameters)}.")
         self.alike = [_Alike(torch.stack(blocks), replicas) for blocks in shapes.values()]
 
     @torch.no_grad()
@@ -81,7 +81,7 @@ class _Alike:
         count, blocks, height, width = self.shape
         zeros = replicas.rows.new_zeros
         self.left, self.right = zeros(count, blocks, height, height), zeros(count, blocks, width, width)
-        self.left_basis, self.right_basis = (torch.eye(x.shape[-1]).to(x).repeat(*x.shape[:2], 1, 1) for x in (self.left, self.right))
+        self.left_basis, self.right_basis = torch.zeros_like(self.left), torch.zeros_like(self.right)
         self.first, self.second = zeros(self.shape), zeros(self.shape)
 
     def read(self, rows: Tensor) -> Tensor:
@@ -100,7 +100,8 @@ class _Alike:
         turned = self.left_basis.mT @ gradient @ self.right_basis
         self.second.mul_(_DECAY).addcmul_(turned, turned, value=1 - _DECAY)
         size = (self.second / seen).sqrt_().add_(_EPS)
-        return self.left_basis @ (self.left_basis.mT @ (self.first / seen) @ self.right_basis / size) @ self.right_basis.mT
+        moved = self.left_basis.mT @ (self.first / seen) @ self.right_basis
+        return self.left_basis @ (moved / size) @ self.right_basis.mT
 
     def renew(self, first: bool) -> None:
         for covariance, basis, axis in ((self.left, self.left_basis, 2), (self.right, self.right_basis, 3)):

@@ -180,3 +180,18 @@ def test_files_that_are_no_segmenter_are_refused(tmp_path):
 def test_bad_input_says_what_to_change(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_every_module_has_its_mode_again_whatever_happens(picture):
+    segmenter = Segmenter(MergedViT(make(), ToMe(r=4)), 3).train()
+    segmenter.vit.backbone.eval()
+    explain(segmenter, normalise(picture))
+    with pytest.raises(ValueError, match="The images are"):
+        explain(segmenter, torch.randn(3, 32, 32))
+    assert segmenter.training
+    assert not segmenter.vit.backbone.training
+
+
+def test_pixels_are_normalised_as_a_model_has_it():
+    half = normalise(torch.ones(3, 1, 1), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    assert torch.equal(half.flatten(), torch.ones(3))

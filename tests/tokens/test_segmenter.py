@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
 
-from nsr.tokens import MPM, MergedViT, PiToMe, Segmenter, TokenResidual, ToMe, budget, load_pretrained
+from nsr.tokens import DTEM, MPM, MergedViT, PiToMe, Segmenter, TokenResidual, ToMe, budget, load_pretrained
 from nsr.tokens.budget import ViTShape
 from nsr.tokens.pairs import count_pairs
 from nsr.tokens.segmenter import window_starts
@@ -50,8 +50,9 @@ SMALL = ViTShape((4, 6), 5, dim=48, depth=4, heads=3, patch=16)
         TokenResidual(feature=False),
         TokenResidual(source="raw"),
         TokenResidual(spatial=False, post_merge_only=True),
+        TokenResidual(code=16, hidden=8),
     ],
-    ids=["original", "nsr", "feature", "spatial", "raw-source", "post-merge"],
+    ids=["original", "nsr", "feature", "spatial", "raw-source", "post-merge", "narrow"],
 )
 def test_executed_products_equal_torchs_own_count(rule, residual):
     if rule is None and residual:
@@ -247,3 +248,39 @@ def test_windows_are_summed_in_fp32():
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         assert segmenter(torch.randn(1, 3, 64, 96)).dtype == torch.bfloat16
         assert segmenter.sliding_window(torch.randn(1, 3, 96, 160), (64, 96), (43, 64)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("merger", [None, ToMe(r=2)])
+def test_a_padded_image_has_its_logits_where_its_pixels_are(merger):
+    model = make(dynamic_img_size=True, dynamic_img_pad=True)
+    segmenter = Segmenter(MergedViT(model, merger), 3).eval()
+    image = torch.randn(1, 3, 65, 87, generator=torch.Generator().manual_seed(4))
+    padded = torch.nn.functional.pad(image, (0, 96 - 87, 0, 80 - 65))
+    out = segmenter(image)
+    assert out.shape[-2:] == (65, 87)
+    assert torch.equal(out, segmenter(padded)[:, :, :65, :87])
+
+
+@pytest.mark.parametrize("family", ["deit", "vit-no-class-token", "deit-distilled"])
+def test_every_parameter_of_a_segmenter_is_trained(family):
+    segmenter = Segmenter(MergedViT(make(family), ToMe(r=2), TokenResidual()), 3)
+    segmenter(images(segmenter.vit.backbone)).sum().backward()
+    assert [name for name, p in segmenter.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("rule", [ToMe(r=2), DTEM(r=2)], ids=str)
+def test_what_is_added_is_of_the_backbones_kind(rule):
+    backbone = make().bfloat16()
+    segmenter = Segmenter(MergedViT(backbone, rule, TokenResidual()), 3).eval()
+    assert {p.dtype for p in segmenter.parameters()} == {torch.bfloat16}
+    assert segmenter(images(backbone).bfloat16()).dtype == torch.bfloat16
+    on_meta = Segmenter(MergedViT(make().to("meta"), rule, TokenResidual()), 3)
+    assert {p.device.type for p in on_meta.parameters()} == {"meta"}
+
+
+def test_counting_pairs_leaves_every_module_in_its_mode():
+    model = make().train()
+    model.blocks.eval()
+    count_pairs(model, images(model), (0, 1))
+    assert model.training
+    assert not any(module.training for module in model.blocks.modules())

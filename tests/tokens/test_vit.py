@@ -400,3 +400,18 @@ def test_a_rule_of_ones_own():
 def test_bad_input_says_what_to_change(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_hooks_that_do_not_run_are_spoken_of():
+    model = make()
+    model.blocks[0].register_forward_hook(lambda *_: None)
+    MergedViT(model, ToMe(r=0))(images(model))  # nothing merges, the blocks are called
+    with pytest.warns(UserWarning, match=r"blocks\[0\] has forward hooks, which do not run where tokens merge"):
+        MergedViT(model, ToMe(r=2))(images(model))
+
+
+def test_a_block_that_merges_nothing_is_called_whole():
+    model, called = make(), []
+    model.blocks[0].register_forward_hook(lambda *_: called.append(0))
+    MergedViT(model, ToMe(r=0))(images(model))
+    assert called == [0]

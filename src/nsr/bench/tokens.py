@@ -23,7 +23,7 @@ from nsr.bench.side_by_side import Measured, Model, measure_models
 from nsr.bench.token_stages import STAGES, captured_stages
 from nsr.experiments.record import Record, command_line, environment
 from nsr.tokens import Segmenter
-from nsr.tokens.optimize import optimize
+from nsr.tokens.fixed_shape import optimize
 
 REFERENCE = "full, compiled and captured"
 CPU_REFERENCE = "full, eager"

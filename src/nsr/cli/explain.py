@@ -2,7 +2,7 @@
 
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -79,7 +79,9 @@ def explain(
     network = _segmenter(model, segmenter) if segmenter is not None else _merged_vit(model, weights, size, rule)
     vit = network.vit if isinstance(network, Segmenter) else network
     picture = load_image(image, vit.backbone.patch_embed.img_size)
-    explanation = follow(network, normalise(picture))
+    trained: Any = vit.backbone.pretrained_cfg
+    normalised = normalise(picture, trained["mean"], trained["std"]) if segmenter is None else normalise(picture)
+    explanation = follow(network, normalised)
     target = out if out is not None else Path(f"{image.stem}-merged")
     target.parent.mkdir(parents=True, exist_ok=True)
     title = f"{image.name} through {model}, {_describe(vit.merger)}"

@@ -30,7 +30,8 @@ def operating_point(
     """Find the setting whose cost is nearest to `full / target`: ToMe's `r`, PiToMe's keep ratio, MPM's blocks.
 
     ToMe and PiToMe cost what their settings say. MPM costs what it finds, so it needs `--images` and `--weights`: its
-    schedule is searched on at most 32 pictures and refined on at most 200.
+    schedule is searched on at most 32 pictures and refined on at most 200, which are normalised with ImageNet's mean
+    and deviation, as DeiT wants them.
     """
     from nsr.tokens.budget import ViTShape
     from nsr.tokens.operating_point import pitome_point, tome_point

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nsr.tokens import MergePlan, TokenResidual
+from nsr.tokens.at_rest import at_rest
 from nsr.tokens.budget import MergeEvent, ViTShape, backbone_flops, executed_flops, merge_events, nsr_flops
 from nsr.tokens.host import grid_of
 from nsr.tokens.mpm import MPM
@@ -57,16 +58,13 @@ def survey(vit: MergedViT, batches: Iterable[Tensor], precision: Precision = "fp
         at.residual += float(residual.double().square().sum())
         at.tokens += float(x.double().square().sum())
 
-    training = vit.training
-    vit.eval()
     device = next(vit.parameters()).device
-    for image in batches:
-        grid = grid_of(vit.backbone, image)
-        with autocast(device, precision):
+    with at_rest(vit), autocast(device, precision):
+        for image in batches:
+            grid = grid_of(vit.backbone, image)
             state = vit.start(image)
             for block in range(vit.depth):
                 state = vit.step(block, state, grid, observe)
-    vit.train(training)
     return found
 
 

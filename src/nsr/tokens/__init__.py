@@ -13,7 +13,7 @@ from nsr.tokens.rule import MergeRule
 from nsr.tokens.tome import ToMe, tome_plan
 
 if TYPE_CHECKING:
-    from nsr.tokens.optimize import optimize
+    from nsr.tokens.fixed_shape import optimize
     from nsr.tokens.segmenter import Segmenter
     from nsr.tokens.segmenter_file import load_segmenter, save_segmenter
     from nsr.tokens.vit import MergedViT
@@ -48,7 +48,7 @@ __all__ = [
 
 # The rules and the branch need torch alone; what needs timm is loaded when first named.
 _LAZY = {
-    "optimize": "nsr.tokens.optimize",
+    "optimize": "nsr.tokens.fixed_shape",
     "MergedViT": "nsr.tokens.vit",
     "Segmenter": "nsr.tokens.segmenter",
     "load_pretrained": "nsr.tokens.weights",

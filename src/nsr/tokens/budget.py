@@ -190,12 +190,13 @@ def nsr_flops(shape: ViTShape, events: Sequence[MergeEvent], residual: TokenResi
     if not events:
         return 0
     d, residual = shape.dim, residual or TokenResidual()
-    encoded = CODE * d + 3 * d * GATE + GATE * CODE
-    total = CODE * shape.patches * d if residual.spatial else 0
+    code, hidden = residual.code, residual.hidden
+    encoded = code * d + 3 * d * hidden + hidden * code
+    total = code * shape.patches * d if residual.spatial else 0
     for event in events:
         total += encoded * (event.groups if residual.post_merge_only else event.members)
-        total += CODE * event.groups * d if residual.feature else 0
-        total += CODE * shape.patches * event.members if residual.spatial else 0
+        total += code * event.groups * d if residual.feature else 0
+        total += code * shape.patches * event.members if residual.spatial else 0
     return total
 
 
@@ -215,14 +216,14 @@ def executed_flops(shape: ViTShape, events: Sequence[MergeEvent], residual: Toke
             if event.proportional:  # sizes differ from here on
                 attention_width = shape.heads * biased_width(shape.head_dim)
         tokens = after
-    return total + (CODE * shape.patches * d if residual and residual.spatial and events else 0)
+    return total + (residual.code * shape.patches * d if residual and residual.spatial and events else 0)
 
 
 def _executed_site(dim: int, merged: int, residual: TokenResidual) -> int:
     """One site: ``merged`` tokens disappear into at most as many groups, so that many groups of two have room."""
-    members, groups = 2 * merged, merged
-    per_member = CODE * dim + 2 * dim * GATE + GATE * CODE  # encoder, gate on residual and member, gate's output
-    per_group = dim * GATE + (CODE * dim if residual.feature else 0)  # gate on the group, feature decoder
+    members, groups, code, hidden = 2 * merged, merged, residual.code, residual.hidden
+    per_member = code * dim + 2 * dim * hidden + hidden * code  # encoder, gate on residual and member, gate's output
+    per_group = dim * hidden + (code * dim if residual.feature else 0)  # gate on the group, feature decoder
     return members * per_member + groups * per_group
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nsr import branches
 from nsr.tokens import host
+from nsr.tokens.at_rest import at_rest
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.segmenter import Segmenter
 from nsr.tokens.vit import MergedViT
@@ -67,16 +68,14 @@ def explain(model: MergedViT | Segmenter, image: Tensor) -> Explanation:
     vit = model.vit if isinstance(model, Segmenter) else model
     if vit.merger is None:
         raise ValueError("This ViT merges nothing, so there is nothing to explain. Give it a merger.")
-    training = model.training
-    model.eval()
-    blocks = _follow(vit, image.unsqueeze(0))
-    with_nsr = without = None
-    if isinstance(model, Segmenter):
-        with_nsr = model(image.unsqueeze(0)).argmax(dim=1)[0]
-        if vit.branches:
-            with branches.disabled(model):
-                without = model(image.unsqueeze(0)).argmax(dim=1)[0]
-    model.train(training)
+    with at_rest(model):
+        blocks = _follow(vit, image.unsqueeze(0))
+        with_nsr = without = None
+        if isinstance(model, Segmenter):
+            with_nsr = model(image.unsqueeze(0)).argmax(dim=1)[0]
+            if vit.branches:
+                with branches.disabled(model):
+                    without = model(image.unsqueeze(0)).argmax(dim=1)[0]
     return Explanation(blocks, with_nsr, without)
 
 

@@ -4,6 +4,7 @@ This is the only file that knows timm's insides. A block that merges nothing is 
 through its own sub-modules, so LayerScale, DropPath, q/k norms, gates and dropout stay what the model has.
 """
 
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -151,6 +152,18 @@ class Attended(NamedTuple):
     normed: Tensor | None
     keys: Tensor
     layout: GroupLayout | None = None
+
+
+def warn_of_hooks(block: Block, index: int) -> None:
+    """Say that hooks on a block do not run where the block is run through its parts."""
+    for name, module in (("", block), (".attn", block.attn)):
+        if module._forward_hooks or module._forward_pre_hooks:
+            warnings.warn(
+                f"blocks[{index}]{name} has forward hooks, which do not run where tokens merge or have merged: the "
+                "block goes through its own parts there. Hook those (norm1, attn.qkv, attn.proj, norm2, mlp), or read "
+                "features with forward_intermediates.",
+                stacklevel=2,
+            )
 
 
 def attention_half(

@@ -1,11 +1,12 @@
 """A picture from a file, as a ViT wants it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-# ImageNet's statistics, which DeiT and most timm ViTs were trained with
+# ImageNet's statistics: DeiT's, and those that segmenters are trained with here
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
@@ -29,6 +30,6 @@ def load_image(path: str | Path, size: tuple[int, int]) -> Tensor:
     return pixels.view(*size, 3).permute(2, 0, 1).float() / 255
 
 
-def normalise(image: Tensor) -> Tensor:
-    """Pixels in [0, 1] to zero mean and unit variance: ``[..., 3, H, W]``."""
-    return (image - image.new_tensor(MEAN)[:, None, None]) / image.new_tensor(STD)[:, None, None]
+def normalise(image: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
+    """Pixels in [0, 1] as a model was trained with them, ``[..., 3, H, W]``; timm has both in ``pretrained_cfg``."""
+    return (image - image.new_tensor(mean)[:, None, None]) / image.new_tensor(std)[:, None, None]

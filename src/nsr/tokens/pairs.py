@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from nsr.tokens import host
+from nsr.tokens.at_rest import at_rest
 from nsr.tokens.mpm import MPM
 from nsr.tokens.plan import MergePlan
 from nsr.tokens.vit import MergedViT
@@ -24,20 +25,18 @@ def count_pairs(backbone: nn.Module, images: Tensor, blocks: Sequence[int], batc
     vit = MergedViT(backbone, MPM(tuple(blocks)))
     grid = host.grid_of(vit.backbone, images)
     counts: list[list[int]] = []
-    training = backbone.training
-    backbone.eval()
-    for part in images.split(batch):
-        found = {block: [0] * len(part) for block in blocks}
+    with at_rest(backbone):
+        for part in images.split(batch):
+            found = {block: [0] * len(part) for block in blocks}
 
-        def observe(block: int, _: Tensor, plan: MergePlan, found: dict[int, list[int]] = found) -> None:
-            members, groups = (plan.weight > 0).sum(dim=1), (plan.counts() > 0).sum(dim=1)
-            found[block] = (members - groups).tolist()
+            def observe(block: int, _: Tensor, plan: MergePlan, found: dict[int, list[int]] = found) -> None:
+                members, groups = (plan.weight > 0).sum(dim=1), (plan.counts() > 0).sum(dim=1)
+                found[block] = (members - groups).tolist()
 
-        state = vit.start(part)
-        for block in range(vit.depth):
-            state = vit.step(block, state, grid, observe)
-        counts += [list(pairs) for pairs in zip(*(found[block] for block in blocks), strict=True)]
-    backbone.train(training)
+            state = vit.start(part)
+            for block in range(vit.depth):
+                state = vit.step(block, state, grid, observe)
+            counts += [list(pairs) for pairs in zip(*(found[block] for block in blocks), strict=True)]
     return counts
 
 

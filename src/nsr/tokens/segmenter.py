@@ -11,8 +11,8 @@ from nsr.tokens.vit import MergedViT
 class Segmenter(nn.Module):
     """Class logits for every pixel.
 
-    The backbone's own classifier is dropped (``reset_classifier(0)``): the segmenter has its own head, and nothing
-    untrained is left in its checkpoints.
+    The backbone's own classifier is dropped, with its pooling and the norm behind it: the segmenter has its own head,
+    and nothing untrained is left in its checkpoints.
 
     Args:
         vit: The merged ViT.
@@ -26,16 +26,22 @@ class Segmenter(nn.Module):
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"A segmenter needs at least one class, got num_classes={num_classes}.")
-        vit.backbone.reset_classifier(0)
+        vit.backbone.reset_classifier(0, "")
+        vit.backbone.fc_norm = nn.Identity()
         self.vit = vit
-        self.norm = nn.LayerNorm(vit.dim, eps=1e-6)
-        self.head = nn.Linear(vit.dim, num_classes)
+        like = vit.backbone.patch_embed.proj.weight
+        self.norm = nn.LayerNorm(vit.dim, eps=1e-6, device=like.device, dtype=like.dtype)
+        self.head = nn.Linear(vit.dim, num_classes, device=like.device, dtype=like.dtype)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, image: Tensor) -> Tensor:
         """Logits at the image's own resolution."""
-        return F.interpolate(self.patch_logits(image), size=image.shape[-2:], mode="bilinear", align_corners=False)
+        logits, patch = self.patch_logits(image), self.vit.backbone.patch_embed.patch_size
+        # a backbone that pads its images does so below and on the right, and its grid covers the padding too
+        covered = (logits.shape[2] * patch[0], logits.shape[3] * patch[1])
+        logits = F.interpolate(logits, size=covered, mode="bilinear", align_corners=False)
+        return logits[..., : image.shape[2], : image.shape[3]]
 
     def patch_logits(self, image: Tensor) -> Tensor:
         """Logits at the resolution of the patch grid, ``[B, K, h, w]``: what a loss at low resolution wants."""

@@ -103,6 +103,10 @@ class MergedViT(nn.Module):
                 )
             self.branches.update({str(block): TokenBranch(self.dim, residual) for block in sites})
             self.spatial = SpatialDecoder(self.dim, residual) if residual.spatial else None
+        like = self.backbone.patch_embed.proj.weight
+        for added in (self.embeddings, self.branches, self.spatial):
+            if added is not None:
+                added.to(device=like.device, dtype=like.dtype)
 
     @property
     def depth(self) -> int:
@@ -147,7 +151,6 @@ class MergedViT(nn.Module):
         self,
         image: Tensor,
         indices: int | Sequence[int] | None = None,
-        *,
         return_prefix_tokens: bool = False,
         norm: bool = False,
         stop_early: bool = False,
@@ -156,7 +159,7 @@ class MergedViT(nn.Module):
     ) -> list[Tensor] | list[tuple[Tensor, Tensor]] | tuple[Tensor, list[Tensor] | list[tuple[Tensor, Tensor]]]:
         """Features after chosen blocks, each restored to the full grid as if that block were the last.
 
-        The arguments are those of timm's method of this name.
+        The arguments are timm's, in its order, but for ``output_dict`` and ``attn_mask``.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt is {output_fmt!r}; expected 'NCHW' or 'NLC'.")
@@ -225,13 +228,14 @@ class MergedViT(nn.Module):
     def _step(self, index: int, state: TokenState, grid: tuple[int, int], observe: Observer | None) -> TokenState:
         block, merger = self.backbone.blocks[index], self.merger
         assert isinstance(block, Block)
-        merges = index in self.layers
+        merges = self._merge_count(index, state) != 0
         if merger is not None and merges and merger.where == "before_block":
             state = self._merge(index, state, state.x, grid, observe)
             merges = False
         size = state.size if merger is not None and merger.proportional else None
         if size is None and state.valid is None and not merges:
             return state._replace(x=block(state.x))
+        host.warn_of_hooks(block, index)
         matching = self._matching(index, state) if merges else None
         attended = host.attention_half(block, state.x, size, state.valid, matching)
         state = state._replace(x=attended.x)
@@ -240,13 +244,18 @@ class MergedViT(nn.Module):
             state = self._merge(index, state, self._metric(index, attended), grid, observe, plan)
         return state._replace(x=host.mlp_half(block, state.x))
 
+    def _merge_count(self, index: int, state: TokenState) -> int | None:
+        """Tokens that the merge event of a block removes: 0 without one, ``None`` where that depends on the image."""
+        if self.merger is None or index not in self.layers:
+            return 0
+        return self.merger.merge_count(index, state.x.shape[1] - self.num_prefix_tokens, self.depth)
+
     def _matching(self, index: int, state: TokenState) -> kernels.Matching | None:
-        """What can be matched beside the attention; ``None`` where the rule has no kernel for it, or no event."""
+        """What can be matched beside the attention; ``None`` where the rule has no kernel for it."""
         if not isinstance(self.merger, ToMe):
             return None
-        prefix = self.num_prefix_tokens
-        r = self.merger.merge_count(index, state.x.shape[1] - prefix, self.depth)
-        return kernels.Matching(r, prefix, state.size) if r else None
+        r = self._merge_count(index, state)
+        return kernels.Matching(r, self.num_prefix_tokens, state.size) if r else None
 
     def _metric(self, index: int, attended: host.Attended) -> Tensor:
         """What the rule compares, ``[B, N, E]``; keys with their heads, ``[B, H, N, E]``."""

@@ -11,6 +11,7 @@ from nsr.data.segmentation.crops import centre_crops
 from nsr.data.segmentation.resident import ResidentSplit, image_sizes, resident_batch
 from nsr.data.segmentation.split import Split
 from nsr.data.segmentation.workers import worker_batches
+from nsr.tokens.at_rest import at_rest
 from nsr.tokens.segmenter import Segmenter
 from nsr.training.distributed import ALONE, Group
 from nsr.training.pixel_loss import upsample
@@ -90,19 +91,17 @@ def evaluate(
     """
     device = next(model.parameters()).device
     confusion = torch.zeros(data.num_classes, data.num_classes, dtype=torch.int64, device=device)
-    training = model.training
-    model.eval()
     if stride is None:
         batches = centre_batches(data, window, batch, device, workers, group)
     else:
         batches = whole_images(data, device, workers, group)
-    for image, labels in batches:
-        with autocast(device, precision):
-            if stride is None:
-                # upsampled in fp32, as for the loss: half precision has ties
-                logits = upsample(model.patch_logits(image).float(), window)
-            else:
-                logits = model.sliding_window(image, window, stride, batch or 8)
-        confusion += confusion_matrix(labels, logits.argmax(1), data.num_classes)
-    model.train(training)
+    with at_rest(model):
+        for image, labels in batches:
+            with autocast(device, precision):
+                if stride is None:
+                    # upsampled in fp32, as for the loss: half precision has ties
+                    logits = upsample(model.patch_logits(image).float(), window)
+                else:
+                    logits = model.sliding_window(image, window, stride, batch or 8)
+            confusion += confusion_matrix(labels, logits.argmax(1), data.num_classes)
     return group.sum(confusion).cpu()

@@ -5,7 +5,7 @@ import timm
 import torch
 
 from nsr.tokens import MPM, MergedViT, Segmenter, TokenResidual, ToMe
-from nsr.tokens.optimize import _at_full_length, optimize
+from nsr.tokens.fixed_shape import _at_full_length, optimize
 
 
 def small(merger: ToMe | MPM) -> MergedViT:

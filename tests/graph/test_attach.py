@@ -1,6 +1,7 @@
 """Attaching to PyG models: the contract on every kind of host, then what is particular to graphs."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GAT, GCN, GIN, PNA, GraphSAGE, HeteroConv, Sequential, to_hetero
+from torch_geometric.nn import GAT, GCN, GIN, LINKX, PNA, GraphSAGE, HeteroConv, Sequential, to_hetero
 from torch_geometric.nn import conv as pyg
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import to_torch_coo_tensor
@@ -430,3 +431,123 @@ def test_the_example_leaves_the_model_alone() -> None:
     assert sites[0].inputs == (WIDTH, WIDTH)
     assert isinstance(lazy.convs[0].lin.weight, nn.UninitializedParameter)
     assert lazy.convs[0]._cached_edge_index is None
+
+
+def test_a_model_at_rest_gets_branches_at_rest() -> None:
+    x, edge_index = graph()
+    model = GCN(WIDTH, 6, 2).eval()
+    nsr.attach(model, init="paper", dropout=0.5)
+    assert torch.equal(model(x, edge_index), model(x, edge_index))
+
+
+def test_threads_may_share_a_model() -> None:
+    model = attached(GCN(WIDTH, 16, 2).eval())
+    generator = torch.Generator().manual_seed(7)
+    inputs = [
+        (torch.randn(n, WIDTH, generator=generator), torch.randint(0, n, (2, 4 * n), generator=generator))
+        for n in range(100, 160)
+    ]
+    with torch.inference_mode():
+        expected = [model(*one) for one in inputs]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda one: model(*one), inputs))
+    for ours, alone in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, alone)
+
+
+def test_a_forward_that_raises_leaves_nothing_behind() -> None:
+    x, edge_index = graph()
+    model = attached(pyg.ResGatedGraphConv(WIDTH, WIDTH))
+    expected = model(x, edge_index)
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(x[:, :3], edge_index)
+    with nsr.disabled(model):
+        model(x, edge_index)
+        model(x, edge_index)
+    assert torch.equal(copy.deepcopy(model)(x, edge_index), expected)
+
+
+@pytest.mark.parametrize(
+    "conv", [pyg.SAGEConv(WIDTH, 6), pyg.GINConv(nn.Linear(WIDTH, 6)), pyg.GATConv(WIDTH, 6, add_self_loops=False)]
+)
+def test_a_layer_may_take_its_first_nodes_as_targets(conv: MessagePassing) -> None:
+    class Sampled(nn.Module):
+        message_passing = "conv"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, x: Tensor, edge_index: Tensor, targets: int) -> Tensor:
+            return self.conv((x, x[:targets]), edge_index)
+
+    x, edge_index = graph()
+    inputs = (x, edge_index.clamp(max=3), 4)
+    layer = Sampled()
+    plain = layer(*inputs)
+    nsr.attach(layer, example=inputs)
+    assert torch.equal(layer(*inputs), plain)
+    train_branches(layer)
+    assert layer(*inputs).shape == plain.shape
+    assert not torch.equal(layer(*inputs), plain)
+
+
+def test_a_site_that_cannot_be_read_is_named_and_the_rest_attached() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.twice = pyg.GCNConv(WIDTH, 6), pyg.GatedGraphConv(WIDTH, num_layers=2)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.conv(self.twice(x, edge_index), edge_index)
+
+    inputs = graph()
+    model = Mixed()
+    plain = model(*inputs)
+    sites = nsr.attach(model, example=inputs)
+    assert [site.name for site in sites] == ["conv"]
+    assert [(r.name, "more than once" in r.reason) for r in sites.refused] == [("twice", True)]
+    assert torch.equal(model(*inputs), plain)
+    nsr.detach(model)
+    assert torch.equal(model(*inputs), plain)
+
+
+def test_what_reads_no_table_of_features_is_refused() -> None:
+    with pytest.raises(ValueError, match="edge_lin: the first argument of its forward is no table of node features"):
+        nsr.attach(LINKX(NODES, WIDTH, 6, 3, 2))
+
+
+def test_a_branch_made_by_hand_is_no_obstacle() -> None:
+    class WithReadout(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.readout = pyg.GCNConv(WIDTH, 6), nsr.NullSpaceResidual(6)
+
+    model = WithReadout()
+    assert [site.name for site in nsr.attach(model)] == ["conv"]
+    nsr.detach(model)
+    assert isinstance(model.readout, nsr.NullSpaceResidual)
+
+
+def test_a_child_of_the_branchs_name_is_not_overwritten() -> None:
+    conv = pyg.GCNConv(WIDTH, 6)
+    conv.null_space = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="it has a child named 'null_space' already"):
+        nsr.attach(conv)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_source_in_half_precision(dtype: torch.dtype) -> None:
+    x, edge_index = graph()
+    for source in ("residual", "raw", "aggregate"):
+        model = GCN(WIDTH, 6, 2).to(dtype)
+        nsr.attach(model, source=source, init="paper")
+        assert model(x.to(dtype), edge_index).dtype == dtype
+
+
+def test_a_second_derivative_says_why_not() -> None:
+    x, edge_index = graph()
+    model = attached(pyg.GraphConv(WIDTH, 6))
+    (slope,) = torch.autograd.grad(model(x.requires_grad_(), edge_index).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives alone"):
+        slope.square().sum().backward()

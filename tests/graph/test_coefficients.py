@@ -276,3 +276,10 @@ def test_wrong_edge_indices_are_named(graph: tuple[Tensor, Tensor]) -> None:
         coefficients(conv, x, edge_index, torch.ones(13))
     with pytest.raises(IndexError, match="larger than 11"):
         coefficients(conv, x, edge_index + 5)
+
+
+def test_asking_leaves_running_statistics_alone(graph: tuple[Tensor, Tensor]) -> None:
+    conv = pyg.EdgeConv(nn.Sequential(nn.Linear(2 * WIDTH, 6), nn.BatchNorm1d(6)), aggr="add")
+    before = {name: buffer.clone() for name, buffer in conv.named_buffers()}
+    coefficients(conv, *graph)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in conv.named_buffers())

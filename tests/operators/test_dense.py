@@ -49,3 +49,9 @@ class TestBatch(OperatorContract):
 def test_bad_input_is_refused_with_the_reason(arguments: tuple, message: str) -> None:
     with pytest.raises((ValueError, RuntimeError), match=message):
         nsr.Dense(*arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_checks_run_in_half_precision(dtype: torch.dtype) -> None:
+    matrix, x = torch.rand(3, 7), torch.randn(7, 4)
+    assert nsr.check(nsr.Dense(matrix.to(dtype)), x.to(dtype)).null_rank == 4

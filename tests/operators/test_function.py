@@ -94,3 +94,10 @@ def test_a_callable_without_gradient_is_refused() -> None:
 def test_bad_construction_is_refused(fn: object, in_shape: tuple) -> None:
     with pytest.raises(ValueError, match=r"callable|in_shape"):
         nsr.Function(fn, in_shape)
+
+
+def test_works_within_inference_mode() -> None:
+    op, x = nsr.Function(lambda x: F.avg_pool2d(x, 2), (6, 6)), torch.randn(3, 6, 6)
+    outside = op.residual(x)
+    with torch.inference_mode():
+        torch.testing.assert_close(op.residual(x), outside)

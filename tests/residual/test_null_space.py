@@ -102,3 +102,11 @@ def test_it_learns_a_difference_inside_a_group() -> None:
         loss.backward()
         optimizer.step()
     assert loss < 0.1 * target.var()  # the operator's own output is 0 everywhere and can explain nothing
+
+
+def test_long_rows_in_fp16_have_codes() -> None:
+    """The square of a row's length is beyond fp16 from 256 on."""
+    branch = trained(1024)
+    op, x = nsr.Segment(torch.tensor([0, 0, 1]), torch.tensor([0.5, 0.5, 1.0]), 2), 12 * torch.randn(3, 1024)
+    expected = branch(op, x)
+    torch.testing.assert_close(branch.half()(op, x.half()).float(), expected, rtol=0.02, atol=0.02)

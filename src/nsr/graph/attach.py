@@ -17,11 +17,10 @@ from torch_geometric.nn.conv import MessagePassing
 from nsr.graph.branch import GraphResidual, Init, Source
 from nsr.graph.host import CHILD, Corrected, conv_of, exchange_site
 from nsr.graph.readers import Reader, is_mean, reader_for
-from nsr.graph.recording import Recording, own_class, restore
+from nsr.graph.recording import Recording, Unreadable, own_class, restore
 from nsr.graph.sites import Refused, Site, Sites
 from nsr.graph.widths import Widths, widths_by_example, widths_of
 from nsr.kernels import path_for
-from nsr.residual.branch import Branch
 
 
 def attach(
@@ -69,7 +68,7 @@ def attach(
         2 sites, 992 parameters
         plain: width 8, and the fused kernels of a CPU take multiples of 16 channels a head
     """
-    attached = [name or "the model itself" for name, module in model.named_modules() if isinstance(module, Branch)]
+    attached = [name or "the model itself" for name, module in model.named_modules() if isinstance(module, Corrected)]
     if attached:
         raise ValueError(
             f"{own_class(model).__name__} has branches already: {', '.join(attached[:5])}. Detach them first: "
@@ -80,7 +79,8 @@ def attach(
     branches = [_branch(place, source, init, width, dropout, fused) for place in plan]
     for place, branch in zip(plan, branches, strict=True):
         like = _weight_of(place.host, model)
-        place.host.add_module(CHILD, branch.to(device=like.device, dtype=like.dtype))
+        branch.to(device=like.device, dtype=like.dtype).train(place.host.training)
+        place.host.add_module(CHILD, branch)
         exchange_site(place.host, Corrected, place.reader)
     return _table(model, plan, branches, refused)
 
@@ -165,21 +165,27 @@ def _plan(
             raise ValueError(f"include={patterns} matches nothing for {idle}; the sites are {names}.")
         hosts = [(name, host) for name, host in hosts if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
-    readable, refused = [], []
+    places, readers, refused = [], {}, []
     for name, host in hosts:
         try:
-            readable.append((name, host, reader_for(conv_of(host))))
+            if CHILD in host._modules:
+                raise ValueError(f"it has a child named {CHILD!r} already, which is the branch's name.")
+            readers[name] = reader_for(conv_of(host))
         except ValueError as error:
             refused.append(Refused(name, str(error)))
-    if refused and (patterns is not None or not readable):
+    by_example = {} if example is None else widths_by_example(model, readers, example)
+    for name, host in hosts:
+        if name not in readers:
+            continue
+        widths = by_example[name] if example is not None else widths_of(name, host, readers[name])
+        if isinstance(widths, Unreadable):
+            refused.append(Refused(name, str(widths)))
+        else:
+            places.append(Place(name, host, conv_of(host), readers[name], widths))
+    if refused and (patterns is not None or not places):
         reasons = "; ".join(f"{r.name or 'the model itself'}: {r.reason}" for r in refused)
         raise ValueError(f"{len(refused)} of the chosen sites cannot have a branch. {reasons}")
-    found = (
-        {name: widths_of(name, host, reader) for name, host, reader in readable}
-        if example is None
-        else widths_by_example(model, {name: reader for name, _, reader in readable}, example)
-    )
-    return [Place(name, host, conv_of(host), reader, found[name]) for name, host, reader in readable], refused
+    return places, refused
 
 
 def _branch(

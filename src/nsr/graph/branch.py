@@ -181,9 +181,8 @@ class GraphResidual(Branch):
 
 def _aggregated(members: Members, message: Tensor, source: Tensor) -> tuple[Members, Tensor, Tensor, Tensor]:
     """The post-aggregation control: every node has one member, and that is its own aggregate."""
-    aggregate = Members(
-        members.source, members.target, members.coefficient.mean(1, keepdim=True), members.num_targets
-    ).aggregate(source)
+    mean = Members(members.source, members.target, members.coefficient.mean(1, keepdim=True), members.num_targets)
+    aggregate = mean.aggregate(source).to(source.dtype)
     nodes = torch.arange(members.num_targets, device=source.device)
     alone = Members(nodes, nodes, members.coefficient.new_ones(members.num_targets, members.heads), members.num_targets)
-    return alone, members.aggregate(message), F.relu(aggregate), F.relu(-aggregate)
+    return alone, members.aggregate(message).to(message.dtype), F.relu(aggregate), F.relu(-aggregate)

@@ -8,7 +8,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from nsr.graph.members import Members
 from nsr.graph.readers import Reader
-from nsr.graph.recording import Exchanged, Recording, exchange
+from nsr.graph.recording import Exchanged, Recording, Unreadable, exchange
 
 CHILD = "null_space"
 
@@ -31,8 +31,11 @@ class Observed(Exchanged):
         """Run the host's own forward and see what it aggregates."""
         conv = cast(Recording, conv_of(self))
         conv.nsr_listen()
-        out = super().forward(*args, **kwargs)
-        members = conv.nsr_heard()
+        try:
+            out = super().forward(*args, **kwargs)
+            members = conv.nsr_heard()
+        finally:
+            conv.nsr_forget()
         x = args[0] if args else kwargs[self.nsr_input]
         return Observation(out, members, *_tables(x, cast(str, conv.flow), members))
 
@@ -79,9 +82,14 @@ def _tables(x: Any, flow: str, members: Members) -> tuple[Tensor, Tensor | None]
     if flow == "target_to_source":
         source, target = target, source
     for table in (source, target):
+        if table is not None and not (isinstance(table, Tensor) and table.is_floating_point()):
+            raise Unreadable("the first argument of its forward is no table of node features, which a branch reads.")
         if table is not None and table.dim() != 2:
             raise ValueError(
                 f"Node features have shape {tuple(table.shape)}; a branch takes [N, F]. Make a batch one large graph "
                 "(torch_geometric.data.Batch) instead of a leading axis."
             )
+    if target is not None and target.shape[0] > members.num_targets:
+        # a layer around a conv may take its first nodes as targets, as loaders order them
+        target = target[: members.num_targets]
     return members.source_table(source, target), target

@@ -5,12 +5,15 @@ exchanged for a subclass of it, so the noting is an ordinary method: it compiles
 pickles, and the conv keeps its place, its parameters and its own ``forward``.
 """
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch_geometric.nn.conv import MessagePassing
 
 from nsr.graph.members import Members
@@ -32,28 +35,55 @@ class Exchanged(nn.Module):
         return _blank, self.nsr_recipe, self.__getstate__()
 
 
+class _Notes:
+    """What one forward pass of a conv has shown so far."""
+
+    members: Members | None = None
+    messages: Tensor | None = None
+
+
+class _Listening(threading.local):
+    """The forward passes that this thread follows, by the id of the conv: threads may share a model."""
+
+    def __init__(self) -> None:
+        self.notes: dict[int, _Notes] = {}
+
+
+_LISTENING = _Listening()
+
+
 class Recording(Exchanged, MessagePassing):
-    """Mixed into a conv: between :meth:`nsr_listen` and :meth:`nsr_heard` it notes what it aggregates.
+    """Mixed into a conv: between :meth:`nsr_listen` and :meth:`nsr_forget` it notes what it aggregates.
 
     A conv that propagates several times (TAG, SG, APPNP, ...) is read at its first hop, that of its own input.
     """
 
     nsr_reader: Reader
-    nsr_listening: bool = False
-    nsr_members: Members | None = None
-    nsr_messages: Tensor | None = None
+    nsr_traced: _Notes | None = None  # while torch.compile traces, which sees no threads
 
     def nsr_listen(self) -> None:
         """Note the members of the forward pass that follows."""
-        self.nsr_listening, self.nsr_members = True, None
+        if torch.compiler.is_compiling():
+            self.nsr_traced = _Notes()
+        else:
+            _LISTENING.notes[id(self)] = _Notes()
 
     def nsr_heard(self) -> Members:
-        """What was noted; the conv forgets it."""
-        members = self.nsr_members
-        self.nsr_listening, self.nsr_members = False, None
-        if members is None:
+        """What was noted."""
+        notes = self._nsr_notes()
+        if notes is None or notes.members is None:
             raise Unreadable(f"{type(self).__name__} did not propagate in this forward pass: there are no members.")
-        return members
+        return notes.members
+
+    def nsr_forget(self) -> None:
+        """Note nothing any more."""
+        if torch.compiler.is_compiling():
+            self.nsr_traced = None
+        else:
+            _LISTENING.notes.pop(id(self), None)
+
+    def _nsr_notes(self) -> _Notes | None:
+        return self.nsr_traced if torch.compiler.is_compiling() else _LISTENING.notes.get(id(self))
 
     def propagate(self, edge_index: Any, size: Any = None, **arguments: Any) -> Tensor:
         """The conv's own."""
@@ -67,19 +97,21 @@ class Recording(Exchanged, MessagePassing):
 
     def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The conv's own; its messages are kept where they are read."""
-        if self.nsr_listening and self.nsr_members is None and self.nsr_reader.needs_messages:
-            self.nsr_messages = inputs
+        notes = self._nsr_notes()
+        if notes is not None and notes.members is None and self.nsr_reader.needs_messages:
+            notes.messages = inputs
         return super().aggregate(inputs, *args, **kwargs)
 
     def _nsr_note(
         self, propagate: Callable[..., Tensor], edge_index: Any, size: Any, arguments: dict[str, Any]
     ) -> Tensor:
         out = propagate(edge_index, size=size, **arguments)
-        if not self.nsr_listening:
+        notes = self._nsr_notes()
+        if notes is None:
             return out
-        if self.nsr_members is None:
-            messages, self.nsr_messages = self.nsr_messages, None
-            self.nsr_members = read(self, self.nsr_reader, edge_index, size, arguments, out, messages)
+        if notes.members is None:
+            messages, notes.messages = notes.messages, None
+            notes.members = read(self, self.nsr_reader, edge_index, size, arguments, out, messages)
         elif self.nsr_reader.by_message:
             raise Unreadable(
                 f"{type(self).__name__} propagates more than once in a forward pass, so which of its aggregations a "
@@ -108,12 +140,19 @@ class RunToAggregation(Recording):
 
 
 def run_to_aggregation(conv: MessagePassing, reader: Reader, *args: Any, **kwargs: Any) -> Members:
-    """Run ``conv`` up to its first aggregation and return its members. The class of ``conv`` is exchanged."""
+    """Run ``conv`` up to its first aggregation and return its members.
+
+    The class of ``conv`` is exchanged; its buffers stay as they are.
+    """
     exchange(conv, RunToAggregation, nsr_reader=reader)
+    buffers = {name: buffer.clone() for name, buffer in conv.named_buffers()}  # of a BatchNorm before the aggregation
     conv.nsr_listen()
-    with suppress(_Read):
-        conv(*args, **kwargs)
-    return conv.nsr_heard()
+    try:
+        with suppress(_Read):
+            functional_call(conv, buffers, args, kwargs)
+        return conv.nsr_heard()
+    finally:
+        conv.nsr_forget()
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:

@@ -27,19 +27,23 @@ class Widths(NamedTuple):
 class Measured(Observed):
     """Mixed into a copy of a site: notes its widths in passing."""
 
-    nsr_widths: Widths | None = None
+    nsr_widths: Widths | Unreadable | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The host's own."""
-        out, members, source, target = self.nsr_observe(args, kwargs)
+        try:
+            out, members, source, target = self.nsr_observe(args, kwargs)
+        except Unreadable as reason:
+            self.nsr_widths = reason
+            return super().forward(*args, **kwargs)
         update = out[0] if isinstance(out, tuple) else out
         in_target = 0 if target is None else target.shape[1]
         self.nsr_widths = Widths(source.shape[1], in_target, update.shape[-1], members.heads)
         return out
 
 
-def widths_of(name: str, host: nn.Module, reader: Reader) -> Widths:
-    """The widths of a site from the module alone: a copy of it runs on two nodes.
+def widths_of(name: str, host: nn.Module, reader: Reader) -> Widths | Unreadable:
+    """The widths of a site from the module alone, or why it has none: a copy of it runs on two nodes.
 
     Raises:
         ValueError: The module is lazy, or takes more than node features, edges and edge features.
@@ -54,17 +58,17 @@ def widths_of(name: str, host: nn.Module, reader: Reader) -> Widths:
     try:
         with torch.no_grad():
             twin(**arguments)
-    except Unreadable:
-        raise
     except Exception as error:  # whatever a foreign forward raises on made-up input
         raise ValueError(f"The widths of {title} cannot be read from it ({error}). {remedy}") from error
-    return cast(Widths, twin.nsr_widths)
+    return cast(Widths | Unreadable, twin.nsr_widths)
 
 
 def widths_by_example(
     model: nn.Module, readers: Mapping[str, Reader], example: Sequence[Any] | Mapping[str, Any]
-) -> dict[str, Widths]:
-    """The widths of the sites in ``readers`` from one run of a copy of the model; no random number is used up.
+) -> dict[str, Widths | Unreadable]:
+    """The widths of the sites in ``readers``, or why they have none, from one run of a copy of the model.
+
+    No random number is used up.
 
     Raises:
         ValueError: The run does not reach a site.
@@ -79,7 +83,7 @@ def widths_by_example(
     unreached = [name for name, host in hosts.items() if host.nsr_widths is None]
     if unreached:
         raise ValueError(f"The example input did not reach {unreached}; leave them out with include=.")
-    return {name: cast(Widths, host.nsr_widths) for name, host in hosts.items()}
+    return {name: cast(Widths | Unreadable, host.nsr_widths) for name, host in hosts.items()}
 
 
 def _twin(module: nn.Module) -> nn.Module:

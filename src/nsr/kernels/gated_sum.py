@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from nsr.kernels import gated_sum_native, gated_sum_plain
+from nsr.kernels.first_derivatives import first_alone
 from nsr.kernels.gated_sum_tables import Tables
 from nsr.kernels.index_origin import index_origin
 from nsr.kernels.member_order import from_origin
@@ -187,6 +188,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+first_alone(_backward)
 
 
 @_forward.register_vmap

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nsr.kernels import segment_sum_native, segment_sum_plain
+from nsr.kernels.first_derivatives import first_alone
 from nsr.kernels.index_origin import index_origin
 from nsr.kernels.member_order import from_origin
 from nsr.kernels.paths import choose
@@ -126,6 +127,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _sum.register_autograd(_differentiate, setup_context=_save)
+first_alone(_sum_backward)
 
 
 @_sum.register_vmap

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsr.kernels.first_derivatives import first_alone
 from nsr.kernels.index_origin import index_origin
 from nsr.kernels.member_order import from_origin
 from nsr.kernels.paths import device_obstacle
@@ -92,6 +93,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _unit.register_autograd(_differentiate, setup_context=_save)
+first_alone(_unit_backward)
 
 
 def _samples_as_heads(

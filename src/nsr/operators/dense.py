@@ -61,7 +61,8 @@ class Dense(LinearOperator):
 
     def null_rank(self, like: Tensor | None = None) -> int:
         """Members less the rank of ``A``; summed over a batch."""
-        rank = torch.linalg.matrix_rank(self.matrix)
+        accuracy = max(self.matrix.shape[-2:]) * torch.finfo(self.matrix.dtype).eps  # no finer than the matrix is given
+        rank = torch.linalg.matrix_rank(self.matrix.double(), rtol=accuracy)
         return int((self.matrix.shape[-1] - rank).sum())
 
 

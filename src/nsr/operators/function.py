@@ -89,7 +89,8 @@ class Function(LinearOperator):
         identity = torch.eye(n) if like is None else torch.eye(n, dtype=like.dtype, device=like.device)
         with torch.no_grad():
             columns = self._apply_rows(identity.reshape(n, *self.in_shape)).reshape(n, -1)
-        return n - int(torch.linalg.matrix_rank(columns))
+        accuracy = max(columns.shape) * torch.finfo(columns.dtype).eps
+        return n - int(torch.linalg.matrix_rank(columns.double(), rtol=accuracy))
 
     # -- rows: [..., D, *in_shape] <-> [M, *in_shape] ------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class Function(LinearOperator):
     def _adjoint(self, w: Tensor) -> Tensor:
         """``A^T w``, differentiable in ``w`` and in the parameters of ``fn``; being linear, ``fn`` has one Jacobian."""
         recorded = torch.is_grad_enabled()
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             point = w.new_zeros(w.shape[0], *self.in_shape).requires_grad_()
             out = self._apply_rows(point)
             if out.grad_fn is None:

@@ -79,7 +79,13 @@ class NullSpaceResidual(Branch):
         # A member without a residual has code 0. It is masked before the norm, whose slope there is 1/sqrt(eps), and
         # by its size relative to x, because the norm would blow rounding up to a full-sized signal.
         noise = 8 * torch.finfo(z.dtype).eps
-        present = z.square().sum(-1, keepdim=True) > noise**2 * x.square().sum(-1, keepdim=True)
+        energy, scale = (_energy(rows) for rows in (z, x))
+        present = energy > noise**2 * scale
         u = self.norm(torch.where(present, z, 1.0)) * present
         gate = torch.sigmoid(self.gate(torch.cat([u, x, context], dim=-1)))
         return gate * self.encoder(u)
+
+
+def _energy(rows: Tensor) -> Tensor:
+    """``|row|^2``, ``[..., 1]``, in at least fp32: in fp16 a row of length 256 has none that is finite."""
+    return rows.to(torch.promote_types(rows.dtype, torch.float32)).square().sum(-1, keepdim=True)

@@ -95,7 +95,7 @@ def test_a_tree_run_whose_time_is_up_has_its_numbers_and_says_so(tmp_path: Path)
         assert {"train_accuracy", "test_accuracy"} <= set(result["metrics"])
         assert ("fresh_accuracy" in result["metrics"]) == (depth == 3)
     assert "there already" in run(*options)
-    assert len(list((tmp_path / "unfinished").glob("*11,12.safetensors"))) == 2  # for runs with more time
+    assert len(list((tmp_path / "unfinished").glob("*11,12-*.safetensors"))) == 2  # for runs with more time
 
 
 def test_tensorboard_draws_each_replica(tmp_path: Path, small_board: None) -> None:
@@ -156,7 +156,7 @@ def test_another_dropout_is_another_cell(tmp_path: Path, small_board: None) -> N
     assert usual["config"]["dropout"] == experiment.DROPOUT
     assert "--dropout" not in usual["command"]
     assert other["cell"]["dropout"] == other["config"]["dropout"] == 0.5
-    assert other["command"].endswith("--split 0 --dropout 0.5")
+    assert other["command"].endswith("--split 0 --dropout 0.5 --epochs 10")
     run("diagnostic", *options[:4], "--results", str(tmp_path))
     assert [path.stem for path in (tmp_path / "diagnostic").glob("*-0.json")] == ["minesweeper-generated-gcn-nsr-0"]
 
@@ -200,6 +200,12 @@ def test_diagnostic_on_roman_empire(tmp_path: Path, data_dir: Path) -> None:
         (["tree", "--seed", "x"], "such as 0,1,2 or 0-9"),
         (["tree", "--device", "cuda:77"], "CUDA devices. Use --device cpu"),
         (["tree", "--device", "abacus"], "is no device"),
+        (["tree", "--rate", "0"], "a learning rate is above 0"),
+        (["heterophily", "--dataset", ","], "names nothing"),
+        (
+            ["heterophily", "--dataset", "minesweeper-generated", "--epochs", "4"],
+            "before the first evaluation, after 10",
+        ),
         (["zinc", "--precision", "fp8"], "expected fp32, tf32, bf16"),
         (["heterophily", "--dataset", "cora"], "no data set 'cora'"),
         (["heterophily", "--dataset", "minesweeper-generated", "--split", "12"], "splits 0 to 9"),

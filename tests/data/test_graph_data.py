@@ -80,6 +80,10 @@ def test_topology_alone_is_enough_for_labels(folder: Path) -> None:
         ({"test_masks": np.zeros((10, 40), dtype=bool)}, "no test nodes"),
         ({"train_masks": np.ones((10, 39), dtype=bool)}, "not one row of 40"),
         ({"node_features": np.full((40, 3), np.nan)}, "finite row"),
+        ({"node_labels": np.where(np.arange(40) % 4 == 2, 2**40, np.arange(40) % 4)}, "expected every class"),
+        ({"node_labels": np.int64(3)}, "expected one integer a node"),
+        ({"node_labels": np.arange(40) % 4 / 2}, r"npz is damaged: node_labels are float64.*Delete it, then"),
+        ({"node_features": np.full((40, 3), "x")}, "node_features are <U1"),
         ({"edges": tiny()["edges"][:59]}, r"the published roman_empire has \(40, 60, 3, 4\)"),
     ],
 )

@@ -45,10 +45,10 @@ def _root() -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one red line and exit code 2, not a traceback."""
+    """Run the command line; a user's mistake, or a file that cannot be had, is one red line and exit code 2."""
     try:
         app()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         # not cut into lines: a path or an address in it must stay whole for whoever copies it
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)

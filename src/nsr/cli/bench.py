@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nsr.cli.device import chosen_device
+
 if TYPE_CHECKING:
     import torch
 
@@ -38,7 +40,7 @@ def graph(
     from nsr.bench.graph import bench_graph
     from nsr.experiments.record import write
 
-    where = _device(device)
+    where = chosen_device(device)
     record = bench_graph(
         where,
         machine=machine or _name(where),
@@ -58,7 +60,7 @@ def scale(
     from nsr.bench.scale import bench_scale
     from nsr.experiments.record import write
 
-    where = _device(device)
+    where = chosen_device(device)
     record = bench_scale(
         where, machine=machine or _name(where), quick=quick, keep=lambda so_far: write(results, so_far)
     )
@@ -76,7 +78,7 @@ def tokens(
     """Images a second of merged ViTs, with and without NSR, against the full model and the limit."""
     from nsr.bench.tokens import CASES, CPU_CASES, LATENCY, QUICK, bench_tokens
 
-    where = _device(device)
+    where = chosen_device(device)
     cases = QUICK if quick else CASES + LATENCY if where.type == "cuda" else CPU_CASES
     _show(bench_tokens(where, cases, machine=machine or _name(where), quick=quick, limit=limit), results)
 
@@ -92,18 +94,9 @@ def train(
     """A training step of a ViT segmenter: full, merged, and merged with NSR."""
     from nsr.bench.train import CASES, CPU_CASES, QUICK, bench_train
 
-    where = _device(device)
+    where = chosen_device(device)
     cases = QUICK if quick else CASES if where.type == "cuda" else CPU_CASES
     _show(bench_train(where, cases, machine=machine or _name(where), quick=quick, limit=limit), results)
-
-
-def _device(name: str | None) -> "torch.device":
-    import torch
-
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda, but torch sees no CUDA device here. Use --device cpu.")
-    return device
 
 
 def _name(device: "torch.device") -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nsr.cli.selection import integers
 from nsr.cli.spoken import duration
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ def demo(
 
     if backbone not in BACKBONES:
         raise ValueError(f"backbone is {backbone!r}; expected one of {', '.join(BACKBONES)}.")
-    chosen = tuple(sorted({int(depth) for depth in depths.split(",") if depth.strip().isdigit()}))
-    if not chosen or not set(chosen) <= EPOCHS.keys():
+    chosen = tuple(sorted(integers("--depths", depths)))
+    if not set(chosen) <= EPOCHS.keys():
         raise ValueError(f"depths is {depths!r}; expected numbers among {', '.join(map(str, EPOCHS))}, such as 2,3,4.")
 
     console = Console()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nsr.cli.device import chosen_device
 from nsr.cli.option_groups import with_groups
 from nsr.cli.selection import integers, names
 from nsr.cli.spoken import duration, pace
@@ -27,7 +28,9 @@ Variants = Annotated[
 Seeds = Annotated[str, typer.Option("--seed", help="Seeds by commas or as a range, such as 0-9.")]
 Splits = Annotated[str, typer.Option("--split", help="Splits by commas or as a range, such as 0-9. Default: all.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs at most. Default: the paper's.")]
-Minutes = Annotated[float | None, typer.Option(help="End each configuration after so many minutes with what it has.")]
+Minutes = Annotated[
+    float | None, typer.Option(min=0.0, help="End each configuration after so many minutes with what it has.")
+]
 TreesPerBatch = Annotated[
     int | None,
     typer.Option(
@@ -68,7 +71,7 @@ TensorBoard = Annotated[
     Path | None, typer.Option(file_okay=False, help="Draw curves for TensorBoard here, one folder a run. Default: off.")
 ]
 Data = Annotated[Path | None, typer.Option(help="Where the data is. Default: $NSR_DATA or the user's cache folder.")]
-Force = Annotated[bool, typer.Option("--force", help="Run again what has a result.")]
+Force = Annotated[bool, typer.Option("--force", help="Run again, from the beginning, what has a result.")]
 
 _RESULTS, _OUTPUTS, _BACKBONES = Path("results"), Path("outputs"), "gcn,sage,gin"
 _AT_HAND = "minesweeper,tolokers,actor,chameleon-filtered"
@@ -251,18 +254,9 @@ def _device(name: str | None, precision: str | None) -> "torch.device":
 
     from nsr.training.kept_memory import keep_freed_memory
 
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError:
-        raise ValueError(f"--device {name!r} is no device; expected cpu, cuda or cuda:1, for example.") from None
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            raise ValueError(f"--device {name}: this machine has {count} CUDA devices. Use --device cpu.")
-    elif device.type == "cpu":
+    device = chosen_device(name)
+    if device.type == "cpu":
         keep_freed_memory()
-    else:
-        raise ValueError(f"--device {name}: expected cpu or cuda.")
     known = {"fp32": "highest", "tf32": "high", "bf16": "medium"}  # as the kernels take what torch is told
     precision = precision or ("bf16" if device.type == "cuda" else "fp32")
     if precision not in known:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nsr.cli.device import chosen_device
 from nsr.cli.option_groups import with_groups
 from nsr.cli.selection import integers, names
 from nsr.cli.spoken import duration
@@ -183,9 +184,7 @@ def _lab(task: str, place: Place, training: Training = Training()) -> "Segmentat
 
     if task not in TASKS:
         raise ValueError(f"Unknown task {task!r}; expected {', '.join(TASKS)}.")
-    chosen = torch.device(place.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {place.device}: this machine has no CUDA device. Use --device cpu.")
+    chosen = chosen_device(place.device)
     torch.use_deterministic_algorithms(training.deterministic)
     group = join(chosen)
     return SegmentationLab(

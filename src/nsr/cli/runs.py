@@ -16,6 +16,7 @@ HEADLINES = {
     "test_mae": ("MAE", 1.0),
     "train_accuracy": ("train accuracy", 100.0),
 }
+STATUSES = ("done", "stopped", "failed", "unreadable")
 
 
 def runs(
@@ -31,6 +32,8 @@ def runs(
 
     from nsr.report.read import read_folder
 
+    if status not in ("", *STATUSES):
+        raise ValueError(f"--status is {status!r}; expected {', '.join(STATUSES)}.")
     found, problems = read_folder(results)
     rows = [(run.experiment, run.path.stem, run.status, _headline(run), run.seconds, run.error) for run in found]
     rows += [(p.experiment, p.path.stem, "unreadable", "", 0.0, p.reason) for p in problems]

@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
+from nsr.cli.device import chosen_device
+
 Folder = Annotated[Path, typer.Option(help="Where the graph and the hidden states go; about 3 GB at the default size.")]
-Nodes = Annotated[int, typer.Option(help="Nodes of the generated graph.")]
-Edges = Annotated[int, typer.Option(help="Directed edges.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Nodes of the generated graph.")]
+Edges = Annotated[int, typer.Option(min=0, help="Directed edges.")]
 Backbone = Annotated[str, typer.Option(help="gcn, sage or gin.")]
 Steps = Annotated[int, typer.Option(min=0, help="Training steps on sampled neighbourhoods; 0 needs no backend.")]
-Batch = Annotated[int, typer.Option(help="Seed nodes in a step, over all processes.")]
+Batch = Annotated[int, typer.Option(min=1, help="Seed nodes in a step, over all processes.")]
 Fanout = Annotated[str, typer.Option(help="Members drawn for each node, from the seeds outwards; one number a layer.")]
-Width = Annotated[int, typer.Option(help="Width of the model.")]
-Block = Annotated[int, typer.Option(help="Nodes inferred together.")]
+Width = Annotated[int, typer.Option(min=1, help="Width of the model.")]
+Block = Annotated[int, typer.Option(min=1, help="Nodes inferred together.")]
 Branch = Annotated[bool, typer.Option("--nsr/--plain", help="With null-space residuals, or the backbone alone.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 
@@ -50,7 +52,7 @@ def scale(
     from nsr.training.memory import peak_memory
     from nsr.training.sampled import SampledProtocol, train_sampled
 
-    group = join(device)
+    group = join(chosen_device(device))
     fanouts = tuple(integers("--fanout", fanout))
     figures: dict[str, float] = {"nodes": nodes, "edges": edges, "processes": group.size}
 

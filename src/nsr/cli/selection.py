@@ -2,8 +2,15 @@
 
 
 def names(given: str) -> list[str]:
-    """``"a,b"`` to ``["a", "b"]``."""
-    return [name.strip() for name in given.split(",") if name.strip()]
+    """``"a,b"`` to ``["a", "b"]``, each once; ``""``, which some options take for all, to ``[]``.
+
+    Raises:
+        ValueError: There are commas and no name.
+    """
+    found = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    if given.strip() and not found:
+        raise ValueError(f"{given!r} names nothing; give one name or several by commas.")
+    return found
 
 
 def integers(option: str, given: str) -> list[int]:
@@ -20,4 +27,4 @@ def integers(option: str, given: str) -> list[int]:
         numbers += range(int(first), int(last or first) + 1)
     if not numbers:
         raise ValueError(f"{option} {given!r} names nothing.")
-    return numbers
+    return list(dict.fromkeys(numbers))

@@ -75,14 +75,20 @@ def heterophilous(name: str, folder: Path | None = None) -> NodeGraph:
     known, path = DATASETS[name], path_of(name, folder)
     keys = ("node_features", "node_labels", "edges", "train_masks", "val_masks", "test_masks")
     file = read_npz(path, keys, _remedy(name, path))
-    graph = NodeGraph(
-        name,
-        known.metric,
-        file["node_features"].astype(np.float32),
-        file["node_labels"].astype(np.int64),
-        file["edges"].astype(np.int64),
-        *(file[f"{part}_masks"] for part in ("train", "val", "test")),
-    )
+    for key, kind in (("node_features", np.number), ("node_labels", np.integer), ("edges", np.integer)):
+        if not np.issubdtype(file[key].dtype, kind):
+            raise ValueError(f"{path} is damaged: {key} are {file[key].dtype}. Delete it, then: {_remedy(name, path)}")
+    try:
+        graph = NodeGraph(
+            name,
+            known.metric,
+            file["node_features"].astype(np.float32),
+            file["node_labels"].astype(np.int64),
+            file["edges"].astype(np.int64),
+            *(file[f"{part}_masks"] for part in ("train", "val", "test")),
+        )
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error} Delete it, then: {_remedy(name, path)}") from error
     found = (len(graph.labels), len(graph.edges), graph.features.shape[1], graph.classes)
     expected = (known.nodes, known.edges, known.features, known.classes)
     if found != expected:
@@ -145,7 +151,7 @@ def canonical(name: str) -> str:
     """The name with underscores; refuses what is no data set."""
     plain = name.lower().replace("-", "_")
     if plain not in DATASETS and plain != GENERATED:
-        raise ValueError(f"There is no data set {name!r}; there are {', '.join((*DATASETS, GENERATED))}.")
+        raise ValueError(f"There is no data set {name!r}; there are {', '.join((*DATASETS, GENERATED))}, and zinc.")
     return plain
 
 

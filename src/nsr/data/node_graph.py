@@ -33,9 +33,9 @@ class NodeGraph:
     test_masks: np.ndarray
 
     def __post_init__(self) -> None:
+        check_labels(self.name, self.labels)
         nodes = len(self.labels)
         check_edges(self.name, self.edges, nodes)
-        check_labels(self.name, self.labels)
         if self.features.ndim != 2 or len(self.features) != nodes or not np.isfinite(self.features).all():
             raise ValueError(f"{self.name}: features {self.features.shape} are not one finite row for {nodes} nodes.")
         masks = (self.train_masks, self.val_masks, self.test_masks)
@@ -71,10 +71,10 @@ def check_labels(name: str, labels: np.ndarray) -> None:
     """Refuse labels that are not ``0 .. C - 1`` with every class present."""
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
         raise ValueError(f"{name}: labels are {labels.dtype} of shape {labels.shape}; expected one integer a node.")
-    counts = np.bincount(labels) if labels.min() >= 0 else np.zeros(1)
-    if labels.min() < 0 or not counts.all():
+    different = len(np.unique(labels))
+    if labels.min() != 0 or labels.max() != different - 1:
         raise ValueError(
-            f"{name}: labels run from {labels.min()} to {labels.max()} with {len(np.unique(labels))} different values; "
+            f"{name}: labels run from {labels.min()} to {labels.max()} with {different} different values; "
             "expected every class from 0 on."
         )
 

@@ -66,7 +66,7 @@ def zinc(split: Part, folder: Path | None = None) -> Molecules:
     if len(molecules) != SIZES[split]:
         problem = f"{len(molecules)} molecules, expected {SIZES[split]}"
     if problem:
-        raise ValueError(f"{path}, {split}: {problem}. {remedy}")
+        raise ValueError(f"{path}, {split}: {problem}. Delete the file, then: {remedy}")
     return molecules
 
 

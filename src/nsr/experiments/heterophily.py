@@ -132,4 +132,5 @@ def _configuration(
     chosen = ",".join(map(str, splits))
     command = f"nsr run heterophily --dataset {dataset} --backbone {backbone} --variant {variant} --split {chosen}"
     command += f" --dropout {dropout:g}" if other else ""
+    command += f" --epochs {epochs}" if epochs != training.EPOCHS else ""
     return Configuration("heterophily", cells, config, command, train)

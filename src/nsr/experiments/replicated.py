@@ -1,5 +1,7 @@
 """Cells that train together: runs of one configuration that differ in seed or split alone, as replicas of one model."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -99,16 +101,22 @@ def run_configurations(
     """
     models = []
     for one in configurations:
-        todo = [
-            cell
-            for cell in one.cells
-            if force or not record.exists(results, one.experiment, cell, one.config, one.limit)
-        ]
+
+        def missing(cell: Cell, one: Configuration = one) -> bool:
+            return force or not record.exists(results, one.experiment, cell, one.config, one.limit)
+
+        todo = [cell for cell in one.cells if missing(cell)]
         if not todo:
             say(f"{one.experiment} {_title(one)}: there already")
         if not force:
             say_what_is_replaced(results, one.experiment, todo, say)
-        models += [_Model(one, todo[first : first + together]) for first in range(0, len(todo), together)]
+            # cells that were stopped go on with those that they trained beside, though these be done or not asked for
+            for cells in _unfinished(one, outputs):
+                if any(cell in todo for cell in cells):
+                    models.append(_Model(one, cells, [cell for cell in cells if missing(cell)]))
+                    todo = [cell for cell in todo if cell not in cells]
+        groups = [todo[first : first + together] for first in range(0, len(todo), together)]
+        models += [_Model(one, cells, cells, anew=force) for cells in groups]
     for first in range(0, len(models), concurrent):
         group = models[first : first + concurrent]
         with ExitStack() as drawing:  # opened before the attempt: a missing package is no failure of the runs
@@ -122,10 +130,19 @@ def run_configurations(
 
 @dataclass(frozen=True)
 class _Model:
-    """Cells of one configuration that train as one model."""
+    """Cells of one configuration that train as one model.
+
+    Attributes:
+        configuration: Theirs.
+        cells: The replicas.
+        wanted: Those of them whose results are wanted.
+        anew: Whether to begin at the beginning, whatever was left unfinished.
+    """
 
     configuration: Configuration
     cells: Sequence[Cell]
+    wanted: Sequence[Cell]
+    anew: bool = False
 
     @property
     def name(self) -> str:
@@ -135,14 +152,16 @@ class _Model:
 
     def planned(self, device: torch.device) -> list[Record]:
         one, environment = self.configuration, record.environment(device)
-        return [Record(one.experiment, cell, {}, one.config, one.command, 0.0, environment) for cell in self.cells]
+        return [Record(one.experiment, cell, {}, one.config, one.command, 0.0, environment) for cell in self.wanted]
 
     def run(
         self, results: Path, outputs: Path, device: torch.device, say: Callable[[str], None], watch: Watch
     ) -> Run[None]:
-        save_to = outputs / "unfinished" / f"{self.name.replace(' ', '-')}.safetensors"
-        config = {key: value for key, value in self.configuration.config.items() if key not in self.configuration.limit}
-        identity = {"config": config, "cells": list(self.cells)}
+        identity = _identity(self.configuration, self.cells)
+        digest = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=4).hexdigest()
+        save_to = outputs / "unfinished" / f"{self.name.replace(' ', '-')}-{digest}.safetensors"
+        if self.anew:
+            checkpoint.remove(save_to)
         try:
             trained = yield from self.configuration.train(self.cells, Place(watch, save_to, identity))
         except torch.cuda.OutOfMemoryError as error:
@@ -150,12 +169,31 @@ class _Model:
                 f"{self.name}: the GPU's memory does not hold {len(self.cells)} replicas at once ({error}). "
                 "Train fewer at a time with --together, or fewer models with --concurrent."
             ) from error
-        for plan, metrics, stopped in zip(self.planned(device), trained.metrics, trained.stopped, strict=True):
-            status = "stopped" if stopped else "done"
-            record.write(results, replace(plan, metrics=metrics, seconds=trained.seconds, status=status))
+        for plan in self.planned(device):
+            place = list(self.cells).index(plan.cell)
+            status = "stopped" if trained.stopped[place] else "done"
+            record.write(results, replace(plan, metrics=trained.metrics[place], seconds=trained.seconds, status=status))
         if not any(trained.stopped):  # else the same cells go on from it when they are given more time
             checkpoint.remove(save_to)
         say(f"{self.name}: {_summary(trained)}")
+
+
+def _identity(configuration: Configuration, cells: Sequence[Cell]) -> dict[str, Any]:
+    """What makes a checkpoint that of these cells: everything but how long they may take."""
+    config = {key: value for key, value in configuration.config.items() if key not in configuration.limit}
+    return {"config": config, "cells": list(cells)}
+
+
+def _unfinished(configuration: Configuration, outputs: Path) -> list[list[Cell]]:
+    """The cells of each checkpoint of this configuration, those of the most cells first."""
+    known = json.loads(json.dumps(_identity(configuration, [])["config"]))
+    groups = []
+    for path in sorted((outputs / "unfinished").glob("*.safetensors")):
+        found = checkpoint.configuration_of(path) or {}
+        cells = found.get("cells", [])
+        if found.get("config") == known:
+            groups.append(cells)
+    return sorted(groups, key=len, reverse=True)
 
 
 @contextmanager

@@ -57,6 +57,8 @@ def tree_configurations(
     """
     if anneal and patience is not None:
         raise ValueError("The rate falls at plateaus (patience) or over the epochs (anneal): give one of the two.")
+    if rate is not None and not rate > 0:
+        raise ValueError(f"--rate {rate:g}: a learning rate is above 0.")
     rule = replace(training.RULE, rate=rate or training.RULE.rate, patience=patience or training.RULE.patience)
     if anneal:
         over = epochs or training.EPOCHS

@@ -107,4 +107,5 @@ def _configuration(
     cells = [{"backbone": backbone, "variant": variant, **other, "seed": seed} for seed in seeds]
     command = f"nsr run zinc --backbone {backbone} --variant {variant} --seed {','.join(map(str, seeds))}"
     command += f" --dropout {dropout:g}" if other else ""
+    command += f" --epochs {epochs}" if epochs != training.EPOCHS else ""
     return Configuration("zinc", cells, config, command, train)

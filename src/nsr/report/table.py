@@ -1,5 +1,6 @@
 """A table: cells with our number, the paper's, the difference, and where ours comes from."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -142,7 +143,17 @@ def measured(
         return replace(cell, note=cell.note or missing)
     values = {run.replicate: scale * run.metrics[metric] for run in runs}
     numbers = list(values.values())
-    return replace(cell, value=mean(numbers), spread=sample_std(numbers), replicates=values, count=len(numbers))
+    settings = len({_settings(run) for run in runs})
+    note = "; ".join(filter(None, [cell.note, f"of {settings} settings" if settings > 1 else ""]))
+    return replace(
+        cell, value=mean(numbers), spread=sample_std(numbers), replicates=values, count=len(numbers), note=note
+    )
+
+
+def _settings(run: Run) -> str:
+    """The configuration of a run, without what tells replicates apart and how long it may take."""
+    settings = {key: value for key, value in run.config.items() if key not in ("seed", "max_seconds")}
+    return json.dumps(settings, sort_keys=True)
 
 
 def _out_of_reach(experiment: str, where: Mapping[str, Any]) -> bool:

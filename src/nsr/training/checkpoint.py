@@ -127,6 +127,16 @@ def load(path: Path, configuration: dict[str, Any]) -> Checkpoint | None:
     return None
 
 
+def configuration_of(path: Path) -> dict[str, Any] | None:
+    """What made the checkpoint that of its run; ``None`` where the file is damaged or gone."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = json.loads((file.metadata() or {})["configuration"])
+    except (SafetensorError, OSError, ValueError, KeyError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def remove(path: Path) -> None:
     """Remove the checkpoints of a run, where there are any."""
     path.unlink(missing_ok=True)

@@ -79,6 +79,10 @@ def node_run(
         configuration: What makes a checkpoint that of this run.
     """
     ready = [fuse_norms(seed_dropout(model, seed)) for model in models]
+    if epochs < EVALUATE_EVERY:
+        raise ValueError(
+            f"{epochs} epochs end before the first evaluation, after {EVALUATE_EVERY}; give more (--epochs)."
+        )
     trainer = _Trainer(ready, graph, splits, rule, torch.device(device))
     done, seconds = yield from loop.train(trainer, epochs, LOOK_EVERY, watch, save_to, configuration)
     return trainer.outcome(done, seconds)

@@ -63,9 +63,16 @@ def sweep(
     ended = run_sweep(tasks, chosen, partial(make_run, logs, gpu_share), typer.echo)
     failed = [one.task.name for one in ended if one.code]
     typer.echo(f"{len(ended) - len(failed)} of {len(ended)} runs done; logs in {logs}")
+    for name in failed:
+        typer.echo(f"failed: {name}{_last_words(logs / f'{name}.log')}", err=True)
     if failed:
-        typer.echo(f"failed: {', '.join(failed)}", err=True)
         raise typer.Exit(1)
+
+
+def _last_words(log: Path) -> str:
+    """The last line of a log, which says why its run failed; nothing where it is on another machine."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return f": {lines[-1].strip()}" if lines else ""
 
 
 def sweep_tasks(experiment: str, options: list[str], folders: list[str], *, as_one: bool = False) -> "list[Task]":

@@ -9,7 +9,7 @@ from torch import nn
 from nsr.data.tree import tree_task
 from nsr.experiments.graph_models import Variant, graph_model
 from nsr.graph.models import Backbone, GraphModel
-from nsr.training import loop, tree
+from nsr.training import loop
 from nsr.training.plateau import PlateauRule
 from nsr.training.progress import Progress
 from nsr.training.tree import _Trainer, train_trees
@@ -82,22 +82,6 @@ def test_interrupted_and_resumed_equals_run_through(
     assert resumed.train_accuracy == whole.train_accuracy
     assert resumed.test_accuracy == whole.test_accuracy
     assert resumed.best_epoch == whole.best_epoch
-
-
-@pytest.mark.parametrize("backbone", ["gcn", "sage"])
-def test_sections_of_a_batch_make_its_gradient(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(leaves: int) -> _Trainer:
-        monkeypatch.setattr(tree, "_LEAVES", leaves)
-        task, one = tree_task(2), build(backbone, "nsr", 11).double()
-        trainer = _Trainer([one], [task], RULE, 10, torch.device("cpu"))
-        trainer.epoch(0)
-        return trainer
-
-    whole, parts = train(1000), train(20)  # 24 trees: the third batch is less than one section
-    assert (whole.sections, parts.sections, parts.slots) == (1, 2, 5)
-    assert whole.steps == parts.steps == 3
-    torch.testing.assert_close(parts.replicas.rows, whole.replicas.rows, rtol=0, atol=1e-8)
-    assert torch.equal(parts.latest, whole.latest)
 
 
 def test_tasks_of_different_depths_are_refused() -> None:

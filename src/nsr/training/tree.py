@@ -29,7 +29,6 @@ BATCH = {2: 64, 3: 64, 4: 1024, 5: 1024, 6: 1024, 7: 2048, 8: 2048}
 RULE = PlateauRule("max", rate=1e-3, patience=1000, stop_after=2000, perfect=1.0)
 EPOCHS = 50_000
 _SHUFFLE = 1  # what the hash of an epoch's order is for
-_LEAVES = 512  # of a section of a batch in C++: its tables stay in a core's cache
 _FRESH_SAMPLES = 6400
 
 
@@ -122,11 +121,7 @@ class _Trainer:
         replicas, trees, leaves = self.permutations.shape
         self.train = _stack([task.train for task in tasks], device)  # shape: [R, M]
         self.counted = torch.zeros(replicas, trees * leaves, device=device).scatter(1, self.train, 1.0)
-        together = trees_per_batch or min(trees, BATCH[depth])
-        # GIN's BatchNorm needs all of a batch at once
-        in_sections = self.grouped and device.type == "cpu" and kind_of(models[0]).backbone != "gin"
-        self.slots = _divisor(together, at_most=_LEAVES // leaves) if in_sections else together
-        self.sections = together // self.slots
+        self.slots = trees_per_batch or min(trees, BATCH[depth])
         self.batch = self.slots * leaves if self.grouped else BATCH[depth]
         self.replicas = Replicas(models, device)
         self.soap = Soap(self.replicas, "layers.") if soap else None
@@ -134,10 +129,9 @@ class _Trainer:
         self.plateau = Plateau(rule, replicas, device)
         self.best = [tensor.detach().clone() for tensor in self.replicas.weights()]
         self.seeds = torch.tensor([task.seed for task in tasks], device=device)
-        parts = -(-(trees * leaves if self.grouped else self.train.shape[1]) // self.batch)
-        self.steps = -(-parts // self.sections)
-        self.order = torch.zeros(replicas, parts, self.batch, dtype=torch.int64, device=device)
-        self.weight = torch.zeros(replicas, parts, self.batch, device=device)
+        self.steps = -(-(trees * leaves if self.grouped else self.train.shape[1]) // self.batch)
+        self.order = torch.zeros(replicas, self.steps, self.batch, dtype=torch.int64, device=device)
+        self.weight = torch.zeros(replicas, self.steps, self.batch, device=device)
         self.queries = self._queries(self.permutations, self.order, self.weight)
         self.number = torch.zeros((), dtype=torch.int32, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
@@ -187,23 +181,10 @@ class _Trainer:
         self.replicas.adam(self._rate())
 
     def _gradient(self) -> None:
-        """Of the mean loss over a batch, section by section; the last batch of an epoch may have fewer of them."""
-        if self.sections == 1:
-            self.replicas.backward(self._section()[0])
-            return
-        left = self.order.shape[1] - int(self.cursor)
-        sections = [self._section() for _ in range(min(self.sections, left))]
-        losses = torch.stack([loss for loss, _ in sections])
-        counts = torch.stack([batch.count.sum(1) for _, batch in sections])
-        self.replicas.backward((losses * counts).sum(0) / counts.sum(0))
-
-    def _section(self) -> tuple[Tensor, Queries]:
-        """The next section, and the mean loss over it, ``[R]``."""
-        batch = self.queries.batch(self.cursor)
-        losses, right = self.model.loss(self._weights(), batch)
+        losses, right = self.model.loss(self._weights(), self.queries.batch(self.cursor))
+        self.replicas.backward(losses)
         self.correct.add_(right)
         self.cursor.add_(1)
-        return losses, batch
 
     def _rate(self) -> Tensor:
         return self.plateau.rate * self.plateau.active
@@ -265,11 +246,6 @@ def _tree_model(model: GraphModel, depth: int, trees: int, pairs: int, replicas:
     if fast and device.type == "cpu" and (library := tree_library(width)) is not None:
         return NativeTreeModel(model, depth, trees, pairs, replicas, library)
     return TreeModel(model, depth, trees, pairs, device)
-
-
-def _divisor(number: int, at_most: int) -> int:
-    """The largest divisor that is no larger."""
-    return next(divisor for divisor in range(min(number, at_most), 0, -1) if number % divisor == 0)
 
 
 def _stack(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:

@@ -551,3 +551,24 @@ def test_a_second_derivative_says_why_not() -> None:
     (slope,) = torch.autograd.grad(model(x.requires_grad_(), edge_index).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="first derivatives alone"):
         slope.square().sum().backward()
+
+
+@pytest.mark.parametrize("where", ["forward", "message"])
+def test_a_graph_break_within_the_host_loses_nothing(where: str) -> None:
+    class Broken(pyg.SAGEConv):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            if where == "forward":
+                torch._dynamo.graph_break()
+            return super().forward(x, edge_index)
+
+        def message(self, x_j: Tensor) -> Tensor:
+            if where == "message":
+                torch._dynamo.graph_break()
+            return x_j
+
+    inputs = graph()
+    conv = Broken(WIDTH, 6)
+    nsr.attach(conv, init="paper")
+    torch._dynamo.reset()
+    with torch.no_grad():  # else torch warns of its own look at a gradient between two graphs
+        torch.testing.assert_close(torch.compile(conv, backend="eager")(*inputs), conv(*inputs))

@@ -59,31 +59,31 @@ class Recording(Exchanged, MessagePassing):
     """
 
     nsr_reader: Reader
-    nsr_traced: _Notes | None = None  # while torch.compile traces, which sees no threads
+    nsr_notes: _Notes | None = None  # the latest, for what torch.compile traces, which sees no threads
 
     def nsr_listen(self) -> None:
         """Note the members of the forward pass that follows."""
-        if torch.compiler.is_compiling():
-            self.nsr_traced = _Notes()
-        else:
-            _LISTENING.notes[id(self)] = _Notes()
+        self.nsr_notes = _Notes()
+        if not torch.compiler.is_compiling():
+            _LISTENING.notes[id(self)] = self.nsr_notes
 
     def nsr_heard(self) -> Members:
         """What was noted."""
-        notes = self._nsr_notes()
+        notes = self._nsr_own()
         if notes is None or notes.members is None:
             raise Unreadable(f"{type(self).__name__} did not propagate in this forward pass: there are no members.")
         return notes.members
 
     def nsr_forget(self) -> None:
         """Note nothing any more."""
-        if torch.compiler.is_compiling():
-            self.nsr_traced = None
-        else:
+        self.nsr_notes = None
+        if not torch.compiler.is_compiling():
             _LISTENING.notes.pop(id(self), None)
 
-    def _nsr_notes(self) -> _Notes | None:
-        return self.nsr_traced if torch.compiler.is_compiling() else _LISTENING.notes.get(id(self))
+    def _nsr_own(self) -> _Notes | None:
+        """Those of this thread; after a graph break a forward may go on the other way than it began."""
+        latest = self.nsr_notes
+        return latest if torch.compiler.is_compiling() else _LISTENING.notes.get(id(self), latest)
 
     def propagate(self, edge_index: Any, size: Any = None, **arguments: Any) -> Tensor:
         """The conv's own."""
@@ -97,7 +97,7 @@ class Recording(Exchanged, MessagePassing):
 
     def aggregate(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The conv's own; its messages are kept where they are read."""
-        notes = self._nsr_notes()
+        notes = self._nsr_own()
         if notes is not None and notes.members is None and self.nsr_reader.needs_messages:
             notes.messages = inputs
         return super().aggregate(inputs, *args, **kwargs)
@@ -106,7 +106,7 @@ class Recording(Exchanged, MessagePassing):
         self, propagate: Callable[..., Tensor], edge_index: Any, size: Any, arguments: dict[str, Any]
     ) -> Tensor:
         out = propagate(edge_index, size=size, **arguments)
-        notes = self._nsr_notes()
+        notes = self._nsr_own()
         if notes is None:
             return out
         if notes.members is None:

@@ -163,6 +163,13 @@ class TestRuns:
             assert [loss.step for loss in losses] == list(range(1, TINY.protocol.epochs + 1))
             assert losses[-1].value == pytest.approx(result(results, "tiny", cell.name)["metrics"]["loss"])
 
+    def test_weights_of_another_folders_result_are_spoken_of(self, lab: SegmentationLab, tmp_path: Path) -> None:
+        (cell,) = select_cells(TINY, ["tome"], ["1.8x"], ["original"])
+        for folder, expected in (("results", False), ("trial", True)):
+            lines: list[str] = []
+            run_table(lab, [cell], TINY.protocol, tmp_path / folder, say=lines.append)
+            assert any("has the weights of a run whose result is not in" in line for line in lines) is expected
+
     def test_results_are_written_once(self, lab: SegmentationLab, tmp_path: Path) -> None:
         cells = select_cells(TINY, ["none", "tome", "mpm"], ["1.0x", "1.8x"])
         lines: list[str] = []

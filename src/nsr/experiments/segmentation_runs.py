@@ -61,6 +61,12 @@ def run_table(
             todo.append(cell)
     if not force:
         say_what_is_replaced(results, task, [cell.as_dict() for cell in todo], say)
+        for cell in todo:
+            if lab.weights_of(cell).is_file() and not record.has_result(results, task, cell.as_dict()):
+                say(
+                    f"{lab.weights_of(cell)} has the weights of a run whose result is not in {results}; they will be "
+                    "replaced; --outputs takes another folder"
+                )
     for group in _groups(lab.stacks(todo, protocol), together):
         say(f"{task} {', '.join(cell.name for cell in group)}: training for {protocol.epochs} epochs")
         planned = {cell: _planned(lab, cell, protocol, len(group)) for cell in group}

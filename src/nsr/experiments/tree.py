@@ -1,7 +1,7 @@
 """The paper's figure on Tree-NeighborsMatch: training accuracy by depth, with and without NSR.
 
-Expected: 100 % at depths 2 to 6 for the three NSR backbones (paper; here to depth 4 in three seeds, and in seed 11 for
-SAGE to 5 and for GCN to 6); originals fall off from depth 4 on (published GCN: 70 % at depth 4, 19 % at 5). Depths from
+Expected: 100 % at depths 2 to 6 for the three NSR backbones (paper; here in three seeds to depth 4, with SAGE to 5, and
+in one seed with GCN to 6); originals fall off from depth 4 on (published GCN: 70 % at depth 4, 19 % at 5). Depths from
 5 on need thousands of epochs, so give them a time limit: what has been reached by then is the result, or anneal, and
 take SOAP instead of Adam: with 64 trees a batch at 4e-3 along a cosine of 2,500 epochs SAGE with NSR reaches 100 % at
 depth 5 in six minutes on one core of a CPU, where Adam has 98.5 % after 4,000.

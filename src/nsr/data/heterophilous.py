@@ -94,7 +94,7 @@ def heterophilous(name: str, folder: Path | None = None) -> NodeGraph:
     if found != expected:
         raise ValueError(
             f"{path} has {found} nodes, edges, features and classes; the published {name} has {expected}. "
-            + _remedy(name, path)
+            f"Delete it, then: {_remedy(name, path)}"
         )
     return graph
 

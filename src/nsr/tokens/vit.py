@@ -228,7 +228,8 @@ class MergedViT(nn.Module):
     def _step(self, index: int, state: TokenState, grid: tuple[int, int], observe: Observer | None) -> TokenState:
         block, merger = self.backbone.blocks[index], self.merger
         assert isinstance(block, Block)
-        merges = self._merge_count(index, state) != 0
+        count = self._merge_count(index, state)
+        merges = count != 0
         if merger is not None and merges and merger.where == "before_block":
             state = self._merge(index, state, state.x, grid, observe)
             merges = False
@@ -236,7 +237,7 @@ class MergedViT(nn.Module):
         if size is None and state.valid is None and not merges:
             return state._replace(x=block(state.x))
         host.warn_of_hooks(block, index)
-        matching = self._matching(index, state) if merges else None
+        matching = self._matching(count, state) if merges else None
         attended = host.attention_half(block, state.x, size, state.valid, matching)
         state = state._replace(x=attended.x)
         if merges:
@@ -250,12 +251,11 @@ class MergedViT(nn.Module):
             return 0
         return self.merger.merge_count(index, state.x.shape[1] - self.num_prefix_tokens, self.depth)
 
-    def _matching(self, index: int, state: TokenState) -> kernels.Matching | None:
+    def _matching(self, count: int | None, state: TokenState) -> kernels.Matching | None:
         """What can be matched beside the attention; ``None`` where the rule has no kernel for it."""
-        if not isinstance(self.merger, ToMe):
+        if count is None or not isinstance(self.merger, ToMe):
             return None
-        r = self._merge_count(index, state)
-        return kernels.Matching(r, self.num_prefix_tokens, state.size) if r else None
+        return kernels.Matching(count, self.num_prefix_tokens, state.size)
 
     def _metric(self, index: int, attended: host.Attended) -> Tensor:
         """What the rule compares, ``[B, N, E]``; keys with their heads, ``[B, H, N, E]``."""
